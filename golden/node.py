@@ -1,0 +1,139 @@
+"""Nodes: how the arguments and results of a module are written as JSON, and rebuilt from it.
+
+A node is one of
+``{"tensor": id, "dtype", "shape", "stride", "digest", "stats"}``, ``{"value": x}`` (None, bool, int, float, str),
+``{"value": text, "type": "dtype" | "device" | "float"}``, ``{"list": [node]}``, ``{"tuple": [node]}``,
+``{"dict": {name: node}, "class": optional class path}``, ``{"cache": true, "class": name}``, and
+``{"opaque": class path, "repr": text}`` for what can be neither stored nor rebuilt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from porter.errors import PorterError
+
+Node = dict[str, Any]
+
+_PLAIN = (type(None), bool, int, str)
+_REPR_LENGTH = 200
+
+
+def class_path(kind: type) -> str:
+    """``module.qualname`` of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_cache(value: object) -> bool:
+    """Whether ``value`` is a key-value cache: anything that can be updated and tells its length, not a module."""
+    return (
+        callable(getattr(value, "update", None))
+        and callable(getattr(value, "get_seq_length", None))
+        and not isinstance(value, torch.nn.Module)
+    )
+
+
+def has_plain_storage(tensor: Tensor) -> bool:
+    """Whether the tensor's elements lie in ordinary strided memory that can be copied byte by byte."""
+    return tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+
+
+def encode(value: Any, encode_tensor: Callable[[Tensor], Node]) -> Node:
+    """The node of any Python value; ``encode_tensor`` stores one tensor and returns its node."""
+    if isinstance(value, Tensor):
+        return encode_tensor(value) if has_plain_storage(value) else _opaque(value, f"{value.layout} on {value.device}")
+    if isinstance(value, float):
+        return {"value": value} if math.isfinite(value) else {"value": str(value), "type": "float"}
+    if isinstance(value, _PLAIN) and type(value) in _PLAIN:
+        return {"value": value}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {"value": str(value), "type": type(value).__name__}
+    if is_cache(value):
+        return {"cache": True, "class": type(value).__name__}
+    return _encode_container(value, encode_tensor)
+
+
+def _encode_container(value: Any, encode_tensor: Callable[[Tensor], Node]) -> Node:
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [encode(item, encode_tensor) for item in value]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        node: Node = {"dict": {key: encode(item, encode_tensor) for key, item in value.items()}}
+        return node if type(value) is dict else {**node, "class": class_path(type(value))}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"dict": {key: encode(item, encode_tensor) for key, item in fields.items()}, "class": class_path(type(value))}
+    return _opaque(value, repr(value))
+
+
+def _opaque(value: Any, text: str) -> Node:
+    return {"opaque": class_path(type(value)), "repr": text[:_REPR_LENGTH]}
+
+
+def tensor_nodes(node: Node) -> Iterator[Node]:
+    """Every tensor node inside ``node``, in order."""
+    if "tensor" in node:
+        yield node
+    for children in (node.get("list"), node.get("tuple"), (node.get("dict") or {}).values()):
+        for child in children or ():
+            yield from tensor_nodes(child)
+
+
+def decode(node: Node, decode_tensor: Callable[[Node], Tensor], cache: Any = None) -> Any:
+    """The Python value of a node: tensors through ``decode_tensor``, every cache replaced by ``cache``.
+
+    Raises PorterError for an opaque node: the value was not recorded, so nothing may be computed from it.
+    """
+    if "tensor" in node:
+        return decode_tensor(node)
+    if "value" in node:
+        return _decode_value(node)
+    if "cache" in node:
+        return cache
+    if "list" in node:
+        return [decode(child, decode_tensor, cache) for child in node["list"]]
+    if "tuple" in node:
+        return tuple(decode(child, decode_tensor, cache) for child in node["tuple"])
+    if "dict" in node:
+        fields = {key: decode(child, decode_tensor, cache) for key, child in node["dict"].items()}
+        return _rebuild(node.get("class"), fields)
+    if "opaque" in node:
+        raise PorterError(f"the golden holds no value for a {node['opaque']} ({node['repr']}): it cannot be replayed")
+    raise PorterError(f"unknown node in records.jsonl with the keys {sorted(node)}: recorded by a newer porter?")
+
+
+_VALUE_TYPES: dict[str, Callable[[str], Any]] = {
+    "float": float,
+    "device": torch.device,
+    "dtype": lambda text: getattr(torch, text.removeprefix("torch.")),
+}
+
+
+def _decode_value(node: Node) -> Any:
+    return _VALUE_TYPES[node["type"]](node["value"]) if "type" in node else node["value"]
+
+
+def _rebuild(path: str | None, fields: dict[str, Any]) -> Any:
+    """A dict, or the object whose fields these are.
+
+    Only transformers' own output classes are instantiated: a golden is data, and naming a class in it must not make
+    porter import and call arbitrary code. Other dataclasses come back with the same attributes.
+    """
+    if path is None:
+        return fields
+    if path.startswith("transformers.") and not path.startswith("transformers_modules."):
+        from transformers.utils import ModelOutput
+
+        module, _, name = path.rpartition(".")
+        kind = getattr(importlib.import_module(module), name, None)
+        if isinstance(kind, type) and issubclass(kind, ModelOutput):
+            return kind(**fields)
+    return SimpleNamespace(**fields)
