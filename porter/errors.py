@@ -10,6 +10,6 @@ class PorterError(Exception):
 
 
 class Refusal(PorterError):
-    """The work was done and the answer is no: a proof failed, drift was found, the model does not fit. Exit status 1."""
+    """The answer is no: a proof failed, drift was found, the model does not fit. Exit status 1."""
 
     exit_code = 1

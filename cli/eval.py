@@ -1,0 +1,53 @@
+"""`porter eval`: perplexity and agreement of a ported model with its original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from porter.cli.output import JsonOption, emit
+
+
+def evaluate(
+    directory: Annotated[Path, typer.Argument(help="Directory that `porter adapt` wrote.")],
+    against: Annotated[Path, typer.Option(help="Original checkpoint directory.")],
+    text: Annotated[Path, typer.Option(help="UTF-8 text file.")],
+    tokens: Annotated[int, typer.Option(help="Most tokens to compare.")] = 2048,
+    window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
+    json_output: JsonOption = False,
+) -> int:
+    """Perplexity, KL divergence, top-1 agreement and first diverging token, teacher-forced on a text.
+
+    Example: porter eval port --against checkpoint --text benchmarks/evaluation_text.txt
+    """
+    from transformers import AutoModelForCausalLM
+
+    from porter.errors import PorterError
+    from porter.evaluation import evaluate as compare
+    from porter.runtime import load
+    from porter.tokenization import encode, tokenizer_of
+
+    if tokens < 2 or window < 2:
+        raise PorterError("--tokens and --window must be at least 2")
+    if not text.is_file():
+        raise PorterError(f"{text}: not found; name a UTF-8 text file")
+    candidate = load(directory)
+    reference = AutoModelForCausalLM.from_pretrained(against, dtype="auto", local_files_only=True).eval()
+    ids = encode(tokenizer_of(directory), text.read_text(encoding="utf-8"))[0, :tokens]
+    result: dict[str, Any] = compare(candidate, reference, ids, window).to_json()
+    emit(result, json_output, lambda console: _render(console, result))
+    return 0
+
+
+def _render(console: Console, result: dict[str, Any]) -> None:
+    console.print(
+        f"perplexity {result['perplexity']:.4f} against {result['reference_perplexity']:.4f} "
+        f"({100 * (result['perplexity_ratio'] - 1):+.3f} %) on {result['tokens']} tokens"
+    )
+    console.print(
+        f"top-1 agreement {result['top1_agreement']:.2%}, KL mean {result['kl_mean']:.2e} max {result['kl_max']:.2e}, "
+        f"first divergence: {result['first_divergence']}"
+    )

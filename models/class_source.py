@@ -1,0 +1,113 @@
+"""Rewrite one class of a modelling file: its text with the fused layers and the ported forward in place."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+
+from porter.errors import PorterError
+from porter.models.rewrite import Candidate, Fusion
+
+KERNEL_DECORATORS = ("use_kernel_forward_from_hub", "use_kernelized_func", "use_experts_implementation")
+Edit = tuple[int, int, list[str]]  # first line, line after the last, replacement; lines count from 0
+
+
+class SourceMismatch(PorterError):
+    """The class's text does not have the form that its rewrite edits; the class is left as it is, with this reason."""
+
+
+def port_class(lines: list[str], node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
+    """The edits on the file's `lines` that turn class `node` into its ported form."""
+    edits = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in node.decorator_list if _is_kernel_decorator(d)]
+    methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+    if "forward" not in methods or "__init__" not in methods:
+        raise SourceMismatch(f"class {node.name} does not define both __init__ and forward")
+    edits += _edit_init(node.name, methods["__init__"], candidate)
+    edits.append(_replace_forward(methods["forward"], candidate))
+    edits += [(_start(methods[name]), _end(methods[name]) + 1, []) for name in candidate.drop if name in methods]
+    return edits
+
+
+def apply_edits(lines: list[str], edits: list[Edit]) -> list[str]:
+    """`lines` with all edits made; edits must not overlap."""
+    result = list(lines)
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        result[start:end] = replacement
+    return result
+
+
+def _start(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _is_kernel_decorator(node: ast.expr) -> bool:
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Name) and name.id in KERNEL_DECORATORS
+
+
+def _edit_init(class_name: str, init: ast.FunctionDef, candidate: Candidate) -> list[Edit]:
+    edits: list[Edit] = []
+    built = {name: stmt for stmt in init.body if (name := _assigned_attribute(stmt)) is not None}
+    for fusion in candidate.fusions:
+        missing = [s for s in fusion.sources if s not in built or _linear_call(built[s]) is None]
+        if missing:
+            raise SourceMismatch(f"class {class_name} does not build {missing[0]} by a plain nn.Linear(...) call")
+        first, *rest = (built[s] for s in fusion.sources)
+        position = min((first, *rest), key=lambda s: s.lineno)
+        new = [" " * 8 + line for line in _fused_lines(class_name, fusion, [built[s] for s in fusion.sources])]
+        edits += [(s.lineno - 1, _end(s), new if s is position else []) for s in (first, *rest)]
+    if candidate.append:
+        last = _end(init.body[-1])
+        edits.append((last, last, [" " * 8 + line for line in candidate.append]))
+    return edits
+
+
+def _assigned_attribute(stmt: ast.stmt) -> str | None:
+    """`name` where the statement is `self.name = ...`."""
+    if not isinstance(stmt, ast.Assign) or len(stmt.targets) != 1:
+        return None
+    target = stmt.targets[0]
+    is_self = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    return target.attr if is_self and isinstance(target, ast.Attribute) else None
+
+
+def _linear_call(stmt: ast.Assign) -> tuple[str, str, str] | None:
+    """(in_features, out_features, bias) as text where the statement's value is `nn.Linear(a, b, bias=c)`."""
+    call = stmt.value
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "nn.Linear" or len(call.args) < 2:
+        return None
+    bias = next((ast.unparse(k.value) for k in call.keywords if k.arg == "bias"), "True")
+    if len(call.args) > 2:
+        bias = ast.unparse(call.args[2])
+    return ast.unparse(call.args[0]), ast.unparse(call.args[1]), bias
+
+
+def _fused_lines(class_name: str, fusion: Fusion, built: list[ast.Assign]) -> list[str]:
+    calls = [call for stmt in built if (call := _linear_call(stmt)) is not None]
+    if len({(a, c) for a, _, c in calls}) != 1:
+        raise SourceMismatch(f"class {class_name}: {', '.join(fusion.sources)} differ in input size or bias")
+    in_features, bias = calls[0][0], calls[0][2]
+    rows = [rows for _, rows, _ in calls]
+    if fusion.sizes is None:
+        total = f"2 * {rows[0]}" if len(rows) == 2 and rows[0] == rows[1] else " + ".join(rows)
+        return [f"self.{fusion.target} = Linear({in_features}, {total}, bias={bias})"]
+    return [
+        f"self.{fusion.sizes} = [",
+        *(f"    {row}," for row in rows),
+        "]",
+        f"self.{fusion.target} = Linear({in_features}, sum(self.{fusion.sizes}), bias={bias})",
+    ]
+
+
+def _replace_forward(forward: ast.FunctionDef, candidate: Candidate) -> Edit:
+    text = textwrap.dedent(inspect.getsource(candidate.forward.forward))
+    for ours, theirs in candidate.rename.items():
+        text = re.sub(rf"\bself\.{ours}\b", f"self.{theirs}", text)
+    # The upstream signature line starts after its decorators, which stay.
+    return forward.lineno - 1, _end(forward), textwrap.indent(text, " " * 4).rstrip("\n").split("\n")

@@ -1,0 +1,28 @@
+"""DeepSeek-V3, R1 and V3.1: latent attention, grouped sigmoid routing with a correction bias, shared experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="deepseek_v3",
+    module="transformers.models.deepseek_v3.modeling_deepseek_v3",
+    class_name="DeepseekV3ForCausalLM",
+    expected=("rms_norm", "gated_mlp", "mla_attention", "router", "experts", "decoder_layer"),
+    special=(
+        "the cache holds latents; decode absorbs kv_b_proj into the query",
+        "interleaved rope; yarn scales the softmax by mscale squared",
+        "router in float32; the correction bias chooses but does not weigh",
+        "multi-token prediction layers are not ported",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """DeepseekV3ForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]

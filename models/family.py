@@ -1,0 +1,131 @@
+"""A model family: where upstream keeps it, what is special, and its importable ported classes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from porter.correspondence import Correspondence, Entry
+from porter.errors import PorterError
+from porter.models.loading import expert_entries, registered_conversions
+from porter.models.port import PortedSource, correspondence_of, port_source, source_on_meta
+
+
+@dataclass(frozen=True)
+class Family:
+    """One of the model families that porter ports.
+
+    `expected` are the rewrites that every model of the family must match; `special` says in words what sets it apart.
+    """
+
+    model_type: str
+    module: str
+    class_name: str
+    expected: tuple[str, ...]
+    special: tuple[str, ...]
+
+    def port(self, config: Any, chip: str = "cpu") -> PortedSource:
+        """Generate and prove the ported file for `config`. Raises PorterError naming a rewrite that did not match."""
+        source = _port(self, json.dumps(config.to_dict(), sort_keys=True, default=str), chip, _Hold(config))
+        matched = {c.candidate.rewrite for c in source.classes}
+        missing = [name for name in self.expected if name not in matched]
+        if missing:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in source.near_misses.items()) or "no class fits"
+            raise PorterError(f"{self.model_type}: no class matched {', '.join(missing)} ({reasons})")
+        return source
+
+    def correspondence(self, config: Any, source: PortedSource) -> Correspondence:
+        """Between the upstream class of `config` and its port."""
+        upstream = source_on_meta(config, self.module, self.class_name)
+        return correspondence_of(upstream, {c.name: c.candidate for c in source.classes})
+
+    def checkpoint_layout(self, config: Any) -> Correspondence:
+        """Between checkpoints on disk, which may store experts one by one, and the upstream class."""
+        upstream = source_on_meta(config, self.module, self.class_name)
+        stacked = {n: p for n, p in upstream.named_parameters() if p.dim() == 3}
+        entries = []
+        for entry in expert_entries(self.model_type, {n: p.shape[0] for n, p in stacked.items()}):
+            parts = len(entry.sizes)
+            rows = stacked[entry.target].shape[1] // parts
+            entries.append(Entry(entry.target, entry.sources, (rows,) * parts, "experts"))
+        return Correspondence(tuple(entries))
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """Carries the config past the cache key, which is its JSON."""
+
+    config: Any
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hold)
+
+
+@functools.lru_cache(maxsize=16)
+def _port(family: Family, key: str, chip: str, hold: _Hold) -> PortedSource:
+    return port_source(hold.config, family.module, family.class_name, chip)
+
+
+def importable(family: Family) -> type[Any]:
+    """The family's ported class: `from_pretrained` on an original checkpoint converts while loading.
+
+    The class is generated for the family's default config. Where a checkpoint's config needs another form (no low-rank
+    query, half rope), `from_pretrained` returns a model of the class generated for that config.
+    """
+    config_class = _config_class(family)
+    generated: Any = family.port(config_class()).model_class()
+    return type(
+        family.class_name, (_Converting, generated), {"porter_family": family, "__module__": generated.__module__}
+    )
+
+
+def _config_class(family: Family) -> Any:
+    package, _, name = family.module.rpartition(".")
+    configuration = importlib.import_module(f"{package}.{name.replace('modeling', 'configuration')}")
+    return getattr(configuration, family.class_name.replace("ForCausalLM", "Config"))
+
+
+class _Converting:
+    """Adds conversion while loading to a generated class."""
+
+    porter_family: Family
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As transformers' `from_pretrained`, on a checkpoint with upstream's names; runs no code from it."""
+        family = cls.porter_family
+        config = keywords.get("config") or _config_class(family).from_pretrained(path)
+        source = family.port(config)
+        generated: Any = source.model_class()
+        correspondence = family.correspondence(config, source)
+        with registered_conversions(family.class_name, family.model_type, correspondence):
+            with torch.no_grad():
+                return generated.from_pretrained(path, *arguments, **{**keywords, "config": config})
+
+
+FAMILY_FILES = ("qwen2", "qwen3", "deepseek_v3")
+
+
+def families() -> dict[str, Family]:
+    """Every family that porter ports, by model type."""
+    found = {}
+    for name in FAMILY_FILES:
+        family: Family = importlib.import_module(f"porter.models.{name}").FAMILY
+        found[family.model_type] = family
+    return found
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a config's model type. Raises PorterError listing what is ported."""
+    known = families()
+    if model_type not in known:
+        raise PorterError(f"config.json: model_type {model_type!r} is not ported; porter ports {', '.join(known)}")
+    return known[model_type]

@@ -1,0 +1,43 @@
+"""The linear layers of a ported model: one Op call each, in floating point or over int8 weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from porter.kernels.dispatch import OpCall
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` whose product is the Op `linear/standard`. weight [out_features, in_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **keywords: object) -> None:
+        super().__init__(in_features, out_features, bias=bias, **keywords)  # type: ignore[arg-type]
+        self.linear = OpCall("linear", "standard")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input [..., in_features] -> [..., out_features]."""
+        return self.linear(input, self.weight, self.bias)  # type: ignore[no-any-return]
+
+
+class Int8Linear(nn.Module):
+    """A linear layer over int8 weights with one float32 scale per output row: weight = int8 * weight_scale[:, None].
+
+    scheme "w8a16" multiplies activations as they are; "w8a8" quantizes each activation row to int8 first.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, scheme: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=torch.int8), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.empty(out_features, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
+        self.linear = OpCall("linear", scheme)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input [..., in_features] -> [..., out_features]."""
+        return self.linear(input, self.weight, self.weight_scale, self.bias)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}"

@@ -1,0 +1,112 @@
+"""Load an original checkpoint into a ported class, and save it back under its original names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightConverter
+
+from porter.correspondence import Correspondence, Entry
+
+
+class JoinRows(ConversionOps):
+    """Concatenate the sources' rows, in the order of the source patterns; `sizes` are their rows."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **keywords: Any
+    ) -> dict[str, torch.Tensor]:
+        """One tensor under the only target pattern."""
+        parts = [input_dict[pattern] for pattern in source_patterns]
+        return {target_patterns[0]: torch.cat([p[0] if isinstance(p, list) else p for p in parts], dim=0)}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Splitting by the same rows."""
+        return SplitRows(self.sizes)
+
+
+class SplitRows(ConversionOps):
+    """Undo `JoinRows`."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **keywords: Any
+    ) -> dict[str, torch.Tensor]:
+        """One tensor per target pattern."""
+        tensor = next(iter(input_dict.values()))
+        tensor = tensor[0] if isinstance(tensor, list) else tensor
+        return {t: c.contiguous() for t, c in zip(target_patterns, tensor.split(self.sizes, dim=0), strict=True)}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Joining by the same rows."""
+        return JoinRows(self.sizes)
+
+
+def weight_converters(correspondence: Correspondence) -> list[WeightConverter]:
+    """transformers' converters for the module entries; layers that share a form share a converter."""
+    converters: dict[tuple[str, ...], WeightConverter] = {}
+    for entry in correspondence.modules().entries:
+        for parameter in ("weight", "bias"):
+            target, *sources = (_within_layer(f"{name}.{parameter}") for name in (entry.target, *entry.sources))
+            if (target, *sources) not in converters:
+                converters[(target, *sources)] = WeightConverter(list(sources), target, [JoinRows(entry.sizes)])
+    return list(converters.values())
+
+
+def _within_layer(name: str) -> str:
+    """`name` after its last layer index: self_attn.q_proj.weight."""
+    return re.split(r"\.\d+\.", name)[-1]
+
+
+@contextmanager
+def registered_conversions(class_name: str, model_type: str, correspondence: Correspondence) -> Iterator[None]:
+    """Let transformers apply `correspondence` to models named `class_name`, while the context lasts.
+
+    The registry is transformers' own and process-wide; an entry that was there before is put back.
+    """
+    upstream = conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []
+    before = conversion_mapping.get_checkpoint_conversion_mapping(class_name)
+    was_registered = class_name in conversion_mapping.USER_REGISTERED_MAPPINGS
+    mapping = [*upstream, *weight_converters(correspondence)]
+    conversion_mapping.register_checkpoint_conversion_mapping(class_name, mapping, overwrite=True)
+    try:
+        yield
+    finally:
+        registry = conversion_mapping._checkpoint_conversion_mapping_cache
+        registry.pop(class_name, None)
+        if before is not None:
+            registry[class_name] = before
+        if not was_registered:
+            conversion_mapping.USER_REGISTERED_MAPPINGS.discard(class_name)
+
+
+def expert_entries(model_type: str, stacked: dict[str, int]) -> list[Entry]:
+    """Entries for stacked expert parameters ({parameter name: experts}) that checkpoints store expert by expert.
+
+    The names come from transformers' conversion mapping of `model_type`; parameters it does not stack get no entry.
+    """
+    entries = []
+    for converter in conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []:
+        operations = {type(op).__name__ for op in getattr(converter, "operations", [])}
+        if "MergeModulelist" not in operations or not operations <= {"MergeModulelist", "Concatenate"}:
+            continue
+        for name, count in stacked.items():
+            if not name.endswith(f".{converter.target_patterns[0]}"):
+                continue
+            prefix = name.removesuffix(converter.target_patterns[0])
+            sources = tuple(
+                prefix + pattern.replace("*", str(i)) for i in range(count) for pattern in converter.source_patterns
+            )
+            entries.append(Entry(name, sources, (1,) * len(converter.source_patterns), "experts"))
+    return entries

@@ -1,0 +1,116 @@
+"""The text of a ported modelling file: upstream's with the rewritten classes in place."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from porter.errors import PorterError
+from porter.models.class_source import Edit, apply_edits, port_class
+from porter.models.rewrite import Candidate
+
+OP_IMPORTS = (
+    "from typing import Any",
+    "",
+    "from porter.kernels.dispatch import OpCall",
+    "from porter.models.linear import Linear",
+    "from porter.models.schemes import apply_schemes",
+)
+
+
+def upstream_path(module: str) -> Path:
+    """The installed file of an upstream module such as transformers.models.qwen3.modeling_qwen3, not imported."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise PorterError(f"{module}: transformers has no such modelling file; install transformers~=5.24")
+    return Path(spec.origin)
+
+
+def absolute_imports(text: str, module: str) -> str:
+    """`text` of `module` with its relative imports made absolute."""
+    package = module.split(".")[:-1]
+
+    def absolute(match: re.Match[str]) -> str:
+        level = len(match["dots"])
+        return f"from {'.'.join([*package[: len(package) - level + 1], *filter(None, [match['name']])])} import"
+
+    return re.sub(r"^from (?P<dots>\.+)(?P<name>[\w.]*) import", absolute, text, flags=re.MULTILINE)
+
+
+def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str) -> str:
+    """The modelling file of `module` with each class in `candidates` ported. Raises SourceMismatch naming the class."""
+    original = upstream_path(module).read_text(encoding="utf-8")
+    lines = original.split("\n")
+    tree = ast.parse(original)
+    edits: list[Edit] = []
+    kept: list[tuple[int, int]] = []
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if node.name in candidates:
+            edits += port_class(lines, node, candidates[node.name])
+            kept += _kept_linears(node, candidates[node.name])
+        if node.name.endswith("ForCausalLM"):
+            edits.append(_scheme_edit(node))
+        if node.name.endswith("PreTrainedModel"):
+            last = node.end_lineno or node.lineno
+            edits.append((node.lineno, node.lineno, []) if _has_float32(node) else (last, last, _float32_lines()))
+    lines = [line if _within(i, kept) else line.replace("nn.Linear(", "Linear(") for i, line in enumerate(lines)]
+    lines = [_add_float32(line) for line in apply_edits(lines, edits)]
+    return _with_header(absolute_imports("\n".join(lines), module), module, chip)
+
+
+def _kept_linears(node: ast.ClassDef, candidate: Candidate) -> list[tuple[int, int]]:
+    """Line ranges of linears that stay torch's, since an Op reads their weight instead of calling them."""
+    return [
+        (stmt.lineno - 1, stmt.end_lineno or stmt.lineno)
+        for stmt in ast.walk(node)
+        if isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]).removeprefix("self.") in candidate.keep_linear
+    ]
+
+
+def _within(line: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(start <= line < end for start, end in ranges)
+
+
+def _scheme_edit(node: ast.ClassDef) -> Edit:
+    """Int8 layers take their places before the weights are initialised or loaded."""
+    init = next(m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__")
+    last = max(s.end_lineno or s.lineno for s in init.body if "self.post_init()" not in ast.unparse(s))
+    return last, last, ["        apply_schemes(self, config)"]
+
+
+def _has_float32(node: ast.ClassDef) -> bool:
+    return any("_keep_in_fp32_modules_strict" in ast.unparse(s) for s in node.body if isinstance(s, ast.Assign))
+
+
+def _float32_lines() -> list[str]:
+    return ['    _keep_in_fp32_modules_strict = ["_scale"]']
+
+
+def _add_float32(line: str) -> str:
+    """The scales of int8 weights stay float32 whatever dtype the model is loaded in."""
+    if line.lstrip().startswith("_keep_in_fp32_modules_strict = [") and '"_scale"' not in line:
+        return line.rstrip().removesuffix("]") + ', "_scale"]'
+    return line
+
+
+def _with_header(text: str, module: str, chip: str) -> str:
+    """The file with porter's imports after the last import, and upstream's do-not-edit banner replaced."""
+    text = re.sub(r"\A(?:# +🚨.*\n(?:#.*\n)*?# +🚨.*\n)", "", text)
+    lines = text.split("\n")
+    last = max(s.end_lineno or 0 for s in ast.parse(text).body if isinstance(s, ast.Import | ast.ImportFrom))
+    banner = f"# {module}, ported to {chip} by porter. upstream.diff shows every line that differs."
+    return "\n".join([banner, *lines[:last], "", *OP_IMPORTS, *lines[last:]])
+
+
+def upstream_diff(module: str, text: str, name: str) -> str:
+    """A unified diff from upstream's file, with absolute imports, to the ported `text`."""
+    original = absolute_imports(upstream_path(module).read_text(encoding="utf-8"), module)
+    return "".join(
+        difflib.unified_diff(original.splitlines(True), text.splitlines(True), f"{module.replace('.', '/')}.py", name)
+    )

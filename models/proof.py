@@ -1,0 +1,132 @@
+"""Float64 proof that a ported class, or a whole ported model, computes what its source computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from porter.kernels.dispatch import using_reference
+from porter.precision import float64_mode
+
+# Both sides are float64 and differ by the order of a few thousand additions: about 1e-13. A mistake is above 1e-6.
+BOUND = 1e-9
+TOKENS = 13
+DECODED = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded call of a source module."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Any
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The largest relative L2 error seen, per part of the proof, and the bound it had to meet."""
+
+    errors: dict[str, float]
+    bound: float = BOUND
+
+    @property
+    def passed(self) -> bool:
+        """Whether every part is within the bound (NaN is not)."""
+        return all(error <= self.bound for error in self.errors.values())
+
+
+def relative_error(candidate: torch.Tensor, reference: torch.Tensor) -> float:
+    """L2 norm of the difference over that of the reference; infinite where the shapes differ."""
+    if candidate.shape != reference.shape:
+        return float("inf")
+    reference = reference.double()
+    scale = reference.norm().clamp_min(1e-300)
+    return float((candidate.double() - reference).norm() / scale)
+
+
+def leading_tensors(output: Any) -> list[torch.Tensor]:
+    """The floating-point tensors of a module's output, in order."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, tuple | list):
+        return [t for item in output for t in leading_tensors(item)]
+    return []
+
+
+def random_tokens(model: nn.Module, batch: int = 2) -> torch.Tensor:
+    """Token ids [batch, TOKENS] for a model, the same every time."""
+    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    return torch.randint(0, vocabulary, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def _exact(*models: nn.Module) -> Iterator[None]:
+    with torch.no_grad(), float64_mode():
+        for model in models:
+            model.eval()
+        yield
+
+
+def record_calls(source: nn.Module) -> dict[str, Call]:
+    """One prefill of `source` without a cache: each module's first call."""
+    calls: dict[str, Call] = {}
+
+    def hook(name: str) -> Any:
+        def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+            calls.setdefault(name, Call(arguments, keywords, output))
+
+        return record
+
+    handles = [m.register_forward_hook(hook(n), with_kwargs=True) for n, m in source.named_modules() if n]
+    try:
+        with _exact(source):
+            source(random_tokens(source), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def module_error(ported: nn.Module, call: Call) -> float:
+    """The relative error of a ported module on the recorded inputs of its source; infinite where it cannot run."""
+    with _exact(ported), using_reference(ported):
+        try:
+            output = ported(*call.arguments, **call.keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return float("inf")
+    ours, theirs = leading_tensors(output), leading_tensors(call.output)
+    return max((relative_error(a, b) for a, b in zip(ours, theirs, strict=False)), default=float("inf"))
+
+
+def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
+    """Logits of both on a prefill, on decode steps with a cache, and on a left-padded batch."""
+    ids = random_tokens(source)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    with _exact(source, ported), using_reference(ported):
+        padded = [m(ids, attention_mask=mask, use_cache=False).logits[:, 4:] for m in (source, ported)]
+        whole = [m(ids, use_cache=False).logits for m in (source, ported)]
+        steps = [_decode(m, ids) for m in (source, ported)]
+    return Proof(
+        {
+            "prefill": relative_error(whole[1], whole[0]),
+            "decode": relative_error(steps[1], steps[0]),
+            "left_padded": relative_error(padded[1], padded[0]),
+        }
+    )
+
+
+def _decode(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of the last DECODED tokens, fed one at a time after the rest."""
+    output = model(ids[:, :-DECODED], use_cache=True)
+    logits = []
+    for position in range(TOKENS - DECODED, TOKENS):
+        output = model(ids[:, position : position + 1], cache=output.cache, use_cache=True)
+        logits.append(output.logits)
+    return torch.cat(logits, dim=1)

@@ -1,0 +1,26 @@
+"""Qwen3 dense: grouped-query attention with a norm on each head's query and key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="qwen3",
+    module="transformers.models.qwen3.modeling_qwen3",
+    class_name="Qwen3ForCausalLM",
+    expected=("rms_norm", "gated_mlp", "attention", "decoder_layer"),
+    special=(
+        "q_norm and k_norm on each head before rope",
+        "head_dim is independent of hidden_size",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Qwen3ForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]

@@ -1,0 +1,53 @@
+"""What a rewrite proposes: a ported class body for one upstream class, to be proven before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Linears read as one: `self.<target>` replaces `self.<sources>`, rows in that order.
+
+    `sizes` names an attribute that holds the rows of each source, for splitting the output.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    sizes: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to port an upstream class: what its `__init__` loses and gains, and its new forward."""
+
+    rewrite: str
+    forward: type[nn.Module]
+    variant: str
+    rename: Mapping[str, str] = field(default_factory=dict)
+    fusions: tuple[Fusion, ...] = ()
+    append: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    keep_linear: tuple[str, ...] = ()
+    needs_ported: tuple[str, ...] = ()
+    ops: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A near miss: the module looked like the rewrite's pattern but differs in the way that `reason` says."""
+
+    reason: str
+
+
+class Rewrite(Protocol):
+    """A structural match on the source model; candidates are tried in order until one passes its float64 proof."""
+
+    name: str
+
+    def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
+        """Candidates for `module`'s class, a near miss with its reason, or None when it is something else."""

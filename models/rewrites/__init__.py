@@ -1,0 +1,21 @@
+"""The rewrites that porter knows, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from porter.models.rewrite import Rewrite
+from porter.models.rewrites.attention import GroupedQueryAttention
+from porter.models.rewrites.decoder_layer import DecoderLayer
+from porter.models.rewrites.experts import GroupedSigmoidRouter, StackedExperts
+from porter.models.rewrites.gated_mlp import GatedMLP
+from porter.models.rewrites.mla import MultiHeadLatentAttention
+from porter.models.rewrites.norm import RMSNorm
+
+REWRITES: tuple[Rewrite, ...] = (
+    RMSNorm(),
+    GatedMLP(),
+    GroupedQueryAttention(),
+    MultiHeadLatentAttention(),
+    GroupedSigmoidRouter(),
+    StackedExperts(),
+    DecoderLayer(),
+)

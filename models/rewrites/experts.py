@@ -1,0 +1,104 @@
+"""The router, and the routed experts as one grouped MLP."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from porter.kernels.dispatch import OpCall
+from porter.models.rewrite import Candidate, Mismatch
+
+
+class GroupedSigmoidForward(nn.Module):
+    """The ported forward, copied into the generated class."""
+
+    weight: torch.Tensor
+    e_score_correction_bias: torch.Tensor
+    router: OpCall
+    top_k: int
+    num_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.router(
+            hidden_states.reshape(-1, hidden_states.shape[-1]),
+            self.weight,
+            self.e_score_correction_bias,
+            self.top_k,
+            self.num_group,
+            self.topk_group,
+            self.norm_topk_prob,
+            self.routed_scaling_factor,
+        )
+
+
+class GroupedSigmoidRouter:
+    """Sigmoid scores, a bias that only chooses, the best groups, then the best experts (DeepSeek-V3)."""
+
+    name = "router"
+
+    def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
+        """One candidate; None when the module has no correction bias."""
+        if not isinstance(getattr(module, "e_score_correction_bias", None), torch.Tensor):
+            return None
+        wanted = ("top_k", "num_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+        missing = [a for a in wanted if not hasattr(module, a)]
+        if missing:
+            return Mismatch(f"a router with a correction bias, but no attribute {', '.join(missing)}")
+        return [
+            Candidate(
+                rewrite=self.name,
+                forward=GroupedSigmoidForward,
+                variant="grouped_sigmoid",
+                append=('self.router = OpCall("router", "grouped_sigmoid")',),
+                ops=(("router", "grouped_sigmoid"),),
+            )
+        ]
+
+
+class ExpertsForward(nn.Module):
+    """The ported forward, copied into the generated class."""
+
+    gate_up_proj: torch.Tensor
+    down_proj: torch.Tensor
+    gate_up_proj_scale: torch.Tensor
+    down_proj_scale: torch.Tensor
+    experts: OpCall
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        weights = (self.gate_up_proj, self.down_proj)
+        if self.gate_up_proj.dtype == torch.int8:
+            weights = (self.gate_up_proj, self.gate_up_proj_scale, self.down_proj, self.down_proj_scale)
+        return self.experts(hidden_states, top_k_index, top_k_weights, *weights)
+
+
+class StackedExperts:
+    """Expert weights stacked as gate_up_proj [E, 2I, H] and down_proj [E, H, I]."""
+
+    name = "experts"
+
+    def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
+        """One candidate; None when the module has no stacked expert weights."""
+        parameters = dict(module.named_parameters(recurse=False))
+        if any(p.dim() == 3 for p in parameters.values()) and set(parameters) != {"gate_up_proj", "down_proj"}:
+            return Mismatch(f"stacked expert weights under other names: {', '.join(sorted(parameters))}")
+        if set(parameters) != {"gate_up_proj", "down_proj"}:
+            return None
+        gate_up, down = parameters["gate_up_proj"], parameters["down_proj"]
+        if gate_up.dim() != 3 or (gate_up.shape[1], gate_up.shape[2]) != (2 * down.shape[2], down.shape[1]):
+            return Mismatch(
+                f"expert weights {tuple(gate_up.shape)} and {tuple(down.shape)} are not [E, 2I, H] and [E, H, I]"
+            )
+        return [
+            Candidate(
+                rewrite=self.name,
+                forward=ExpertsForward,
+                variant="standard",
+                append=('self.experts = OpCall("experts", "standard")',),
+                ops=(("experts", "standard"),),
+            )
+        ]

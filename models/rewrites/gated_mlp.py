@@ -1,0 +1,65 @@
+"""down(act(gate(x)) * up(x)) -> down(swiglu(gate_up(x)))."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from porter.kernels.dispatch import OpCall
+from porter.models.linear import Linear
+from porter.models.rewrite import Candidate, Fusion, Mismatch
+
+
+class GatedMLPForward(nn.Module):
+    """The ported forward, copied into the generated class."""
+
+    gate_up_proj: Linear
+    down_proj: Linear
+    swiglu: OpCall
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.swiglu(self.gate_up_proj(hidden_states)))
+
+
+def is_silu(module: nn.Module) -> bool:
+    """Whether a child module computes silu, judged by its values."""
+    if any(module.parameters()) or any(module.children()):
+        return False
+    x = torch.linspace(-4, 4, 9)
+    try:
+        return torch.allclose(module(x), torch.nn.functional.silu(x), atol=1e-6)
+    except (TypeError, RuntimeError):
+        return False
+
+
+class GatedMLP:
+    """Three linears, two of them alike, and a silu: which of the two is the gate, the proof decides."""
+
+    name = "gated_mlp"
+
+    def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
+        """Both assignments of gate and up; None when the module has other children than such an MLP."""
+        linears = {n: m for n, m in module.named_children() if isinstance(m, nn.Linear)}
+        others = {n: m for n, m in module.named_children() if n not in linears}
+        if len(linears) != 3 or any(list(m.parameters()) for m in others.values()):
+            return None
+        wide = [n for n, m in linears.items() if m.out_features != m.in_features]
+        down = [n for n in linears if linears[n].out_features == min(m.in_features for m in linears.values())]
+        down = [n for n in down if [linears[o].out_features for o in linears if o != n] == [linears[n].in_features] * 2]
+        if len(down) != 1 or not wide:
+            return Mismatch("three linears, but no two of them feed the third")
+        if not any(is_silu(m) for m in others.values()):
+            return Mismatch("a gated MLP, but none of its child modules computes silu")
+        first, second = (n for n in linears if n != down[0])
+        return [
+            Candidate(
+                rewrite=self.name,
+                forward=GatedMLPForward,
+                variant=f"{gate} gates {up}",
+                rename={"down_proj": down[0]},
+                fusions=(Fusion("gate_up_proj", (gate, up)),),
+                append=('self.swiglu = OpCall("swiglu", "standard")',),
+                ops=(("swiglu", "standard"), ("linear", "standard")),
+            )
+            for gate, up in ((first, second), (second, first))
+        ]

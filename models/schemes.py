@@ -1,0 +1,39 @@
+"""Put int8 layers where a ported checkpoint's config says its weights are int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from porter.kernels.dispatch import OpCall
+from porter.models.linear import Int8Linear
+
+
+def apply_schemes(model: nn.Module, config: Any) -> None:
+    """Replace the modules named in `config.porter["quantized"]` ({module name: "w8a16" | "w8a8"}) by int8 ones.
+
+    Linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
+    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. Models without such a section are left as they are.
+    """
+    section = getattr(config, "porter", None) or {}
+    for name, scheme in section.get("quantized", {}).items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Linear):
+            bias = module.bias is not None
+            replacement = Int8Linear(module.in_features, module.out_features, bias, scheme, module.weight.dtype)
+            model.set_submodule(name, replacement)
+        else:
+            _quantize_experts(module, scheme)
+    if section.get("untied"):
+        config.tie_word_embeddings = False
+
+
+def _quantize_experts(module: nn.Module, scheme: str) -> None:
+    for name in ("gate_up_proj", "down_proj"):
+        shape = getattr(module, name).shape
+        setattr(module, name, nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False))
+        scale = nn.Parameter(torch.empty(shape[:2], dtype=torch.float32), requires_grad=False)
+        setattr(module, f"{name}_scale", scale)
+    module.experts = OpCall("experts", scheme)

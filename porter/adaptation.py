@@ -1,0 +1,178 @@
+"""Port a model to a chip: read, match, plan, prove, convert, export."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from porter.chips.catalogue import Chip, load_catalogue
+from porter.correspondence import Correspondence
+from porter.errors import PorterError, Refusal
+from porter.models.family import Family, family_of
+from porter.models.port import PortedSource
+from porter.models.presets import ModelReference, resolve
+from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes
+from porter.quantization import SCHEMES, scheme_named
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Port:
+    """A planned and proven port; `directory` is set once it was exported."""
+
+    reference: ModelReference
+    family: Family
+    source: PortedSource
+    config: Any
+    chip: Chip
+    scheme: str
+    dtype: torch.dtype
+    correspondence: Correspondence
+    layout: Correspondence
+    plan: Plan
+    directory: Path | None = None
+
+    def skeleton(self) -> nn.Module:
+        """The ported model on the meta device, with int8 layers where the scheme puts them."""
+        with torch.device("meta"):
+            return self.source.model_class()(self.config)  # type: ignore[no-any-return]
+
+
+def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str | None = None) -> Port:
+    """Read config and headers, match, and prove in float64 at reduced width; touches no weight.
+
+    Raises PorterError for an unknown model, chip, scheme or dtype, or a combination that porter does not port.
+    """
+    chip = load_catalogue().get(target)
+    if chip.device != "cpu":
+        raise PorterError(f"--target {target}: porter has no op provider for {chip.name} yet; cpu targets are ported")
+    reference = resolve(model)
+    config = copy.deepcopy(reference.config)
+    if getattr(config, "quantization_config", None):
+        raise PorterError(
+            f"{model}/config.json: quantization_config: quantized checkpoints are not read yet; give bf16"
+        )
+    family = family_of(config.model_type)
+    source = family.port(config, "cpu")
+    chosen = scheme_named(scheme or _default_scheme(config))
+    float_dtype = _float_dtype(chosen.name, dtype, config)
+    correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config)
+    config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
+    if chosen.weight_dtype == torch.int8:
+        config.porter["quantized"] = quantized_modules(source, config, chosen.name)
+        config.tie_word_embeddings = False
+    config.architectures = [family.class_name]
+    config.dtype = float_dtype
+    plan = _plan(family, source, config, chip, chosen.name, bool(reference.config.tie_word_embeddings))
+    return Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
+
+
+def _default_scheme(config: Any) -> str:
+    return "fp32" if getattr(config, "dtype", None) in (torch.float32, "float32") else "bf16"
+
+
+def _float_dtype(scheme: str, dtype: str | None, config: Any) -> torch.dtype:
+    name = dtype or (scheme if scheme in DTYPES else "bf16")
+    if name not in DTYPES:
+        raise PorterError(f"--dtype {name}: the CPU port computes in {' or '.join(DTYPES)}")
+    if scheme in DTYPES and name != scheme:
+        raise PorterError(f"--dtype {name} contradicts --scheme {scheme}; leave one of them out")
+    return DTYPES[name]
+
+
+def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[str, str]:
+    """Module name -> scheme for every linear and expert stack that has an int8 Op.
+
+    Weights that an Op reads itself (routers, kv_b_proj) stay as they are. lm_head takes w8a16: its input feeds
+    the logits directly, and its weight is the largest matrix of a small model.
+    """
+    with torch.device("meta"):
+        model = source.model_class()(config)
+    linear = source.load().Linear
+    result = {}
+    for name, module in model.named_modules():
+        if isinstance(module, linear):
+            result[name] = "w8a16" if name == "lm_head" else scheme
+        elif {"gate_up_proj", "down_proj"} <= dict(module.named_parameters(recurse=False)).keys():
+            result[name] = scheme
+    return result
+
+
+def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, tied: bool) -> Plan:
+    with torch.device("meta"):
+        model = source.model_class()(config)
+    quantized = config.porter["quantized"]
+    sizes = parameter_bytes(model, scheme, quantized)
+    tied = tied and not quantized
+    read = bytes_read_per_token(config, sizes, tied)
+    memory = chip.memory_bytes()
+    bandwidth = chip.bandwidth_bytes_per_second()
+    weight_bytes = sum(sizes.values())
+    return Plan(
+        model_type=family.model_type,
+        chip=chip.name,
+        scheme=scheme,
+        parameters=sum(p.numel() for n, p in model.named_parameters() if not n.endswith("_scale")),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(config, 4 if scheme == "fp32" else 2),
+        bytes_read_per_token=read,
+        chip_memory_bytes=memory,
+        fits=None if memory is None else weight_bytes < memory,
+        tokens_per_second=None if bandwidth is None else bandwidth / read,
+        ops=op_plans(model, chip.name),
+        ported=tuple(
+            {"class": c.name, "rewrite": c.candidate.rewrite, "variant": c.candidate.variant, "proof_error": c.error}
+            for c in source.classes
+        ),
+        near_misses=dict(source.near_misses),
+        special=family.special,
+    )
+
+
+def adapt(
+    model: str,
+    target: str = "cpu",
+    *,
+    scheme: str | None = None,
+    dtype: str | None = None,
+    output: str | Path | None = None,
+    weights: str | Path | None = None,
+    plan: bool = False,
+    strict: bool = False,
+    workers: int = 1,
+    reference_only: tuple[str, ...] = (),
+    allow_nonfinite: bool = False,
+) -> Port:
+    """Port `model` to chip `target` and, unless `plan`, write the directory `output`.
+
+    `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
+    when the proof fails or, with `strict`, when an Op has no native provider.
+    """
+    from porter.export import export
+
+    port = plan_port(model, target, scheme=scheme, dtype=dtype)
+    fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
+    if strict and fallbacks:
+        raise Refusal(f"--strict: no native provider for {', '.join(fallbacks)}")
+    if plan:
+        return port
+    if output is None:
+        raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
+    return export(
+        port,
+        Path(output),
+        weights=Path(weights) if weights else port.reference.directory,
+        workers=workers,
+        strict=strict,
+        reference_only=reference_only,
+        allow_nonfinite=allow_nonfinite,
+    )
+
+
+__all__ = ["SCHEMES", "Port", "adapt", "plan_port"]

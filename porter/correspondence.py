@@ -1,0 +1,125 @@
+"""How the weights and activations of a ported model derive from the source's.
+
+The one table of names: it converts weights, loads original checkpoints into ported classes, pairs fused modules with
+the golden tensors of their parts, and writes weights back under their original names. What it does not list
+corresponds by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+LINEAR_PARAMETERS = ("weight", "bias", "weight_scale")
+Kind = Literal["linear", "experts"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ported thing made of several source things.
+
+    kind "linear": `target` and `sources` are modules whose weight rows (and bias, per-channel scale) are concatenated,
+    so outputs are concatenated on the last dimension. `sizes` are the rows of each source.
+
+    kind "experts": `target` is a parameter [experts, rows, columns]; `sources` are the parameters of expert 0 in row
+    order, then of expert 1, and so on; `sizes` are the rows of the parts of one expert.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    sizes: tuple[int, ...]
+    kind: Kind = "linear"
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The ported tensor of the source `parts`, given in the order of `sources`."""
+        if self.kind == "linear":
+            return torch.cat(list(parts), dim=0)
+        width = len(self.sizes)
+        return torch.stack([torch.cat(list(parts[i : i + width]), dim=0) for i in range(0, len(parts), width)])
+
+    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The source tensors of a ported `tensor`, in the order of `sources`; views, not copies."""
+        if self.kind == "linear":
+            return list(tensor.split(list(self.sizes), dim=0))
+        return [part for expert in tensor.unbind(0) for part in expert.split(list(self.sizes), dim=0)]
+
+    def parameters(self) -> list[tuple[str, tuple[str, ...]]]:
+        """(ported parameter, source parameters) for each parameter that this entry can carry."""
+        if self.kind == "experts":
+            return [(self.target, self.sources)]
+        return [(f"{self.target}.{p}", tuple(f"{s}.{p}" for s in self.sources)) for p in LINEAR_PARAMETERS]
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """The entries of one ported model; see `Entry`."""
+
+    entries: tuple[Entry, ...] = ()
+    _by_target: dict[str, Entry] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._by_target.update({entry.target: entry for entry in self.entries})
+
+    def modules(self) -> Correspondence:
+        """Only the entries between modules of the upstream class: what activations need."""
+        return Correspondence(tuple(e for e in self.entries if e.kind == "linear"))
+
+    def source_of(self, ported: str) -> tuple[str, ...]:
+        """The source modules (or parameters) that make up `ported`; itself where they correspond by identity."""
+        entry = self._by_target.get(ported)
+        if entry is not None:
+            return entry.sources
+        module, _, parameter = ported.rpartition(".")
+        owner = self._by_target.get(module)
+        if owner is not None and owner.kind == "linear" and parameter in LINEAR_PARAMETERS:
+            return tuple(f"{source}.{parameter}" for source in owner.sources)
+        return (ported,)
+
+    def output(self, ported: str, source_outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The golden output of the ported module `ported`, from its sources' outputs [..., rows of each]."""
+        return source_outputs[0] if len(source_outputs) == 1 else torch.cat(list(source_outputs), dim=-1)
+
+    def split_output(self, ported: str, output: torch.Tensor) -> list[torch.Tensor]:
+        """The sources' outputs within `output` [..., rows] of the ported module."""
+        entry = self._by_target.get(ported)
+        return [output] if entry is None else list(output.split(list(entry.sizes), dim=-1))
+
+    def convert(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The ported state dict of a source `state`."""
+        rest = dict(state)
+        ported = {}
+        for entry in self.entries:
+            for target, sources in entry.parameters():
+                if all(source in rest for source in sources):
+                    ported[target] = entry.join([rest.pop(source) for source in sources])
+        return {**rest, **ported}
+
+    def invert(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The source state dict of a ported `state`: exact, since joining and splitting move values unchanged."""
+        rest = dict(state)
+        source_state = {}
+        for entry in self.entries:
+            for target, sources in entry.parameters():
+                if target in rest:
+                    source_state.update(zip(sources, entry.split(rest.pop(target)), strict=True))
+        return {**rest, **source_state}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Entries as plain data, for port.json and `--correspondence FILE`."""
+        return [
+            {"target": e.target, "sources": list(e.sources), "sizes": list(e.sizes), "kind": e.kind}
+            for e in self.entries
+        ]
+
+    @staticmethod
+    def from_json(data: Iterable[Mapping[str, Any]]) -> Correspondence:
+        """Read `to_json`'s data. Raises KeyError or TypeError naming the field where an entry is malformed."""
+        return Correspondence(
+            tuple(
+                Entry(str(e["target"]), tuple(e["sources"]), tuple(int(s) for s in e["sizes"]), e.get("kind", "linear"))
+                for e in data
+            )
+        )

@@ -1,0 +1,208 @@
+"""Write a ported model as a directory that runs where porter is not installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from porter import __version__
+from porter.adaptation import Port
+from porter.checkpoint.convert import Output, convert
+from porter.checkpoint.reader import Checkpoint
+from porter.checkpoint.validate import check_against
+from porter.checkpoint.writer import CheckpointWriter, TensorPlan
+from porter.code_bundle import native_sources, python_files, relative_imports
+from porter.errors import PorterError
+from porter.models.modelling_source import upstream_diff
+from porter.models.port import source_on_meta
+from porter.recipe import TensorRecipe, recipes
+
+CARRIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+"""Tokenizer and generation files that are copied as they are; no code among them."""
+
+LOCATE_SOURCES = "        set_source_directory(config._name_or_path)\n"
+LOCATE_IMPORT = "from porter.kernels.cpu.build import set_source_directory\n"
+
+
+def exported_text(port_text: str) -> str:
+    """The modelling file with porter's modules beside it, and the kernels' C++ sources found in the checkpoint."""
+    text = port_text.replace("from porter.models.linear import", LOCATE_IMPORT + "from porter.models.linear import", 1)
+    text = text.replace(
+        "        apply_schemes(self, config)\n", LOCATE_SOURCES + "        apply_schemes(self, config)\n", 1
+    )
+    return relative_imports(text)
+
+
+def code_files(port: Port) -> dict[str, str]:
+    """Every code file of the exported directory, by name."""
+    text = port.source.text.replace(
+        "from porter.models.linear import", LOCATE_IMPORT + "from porter.models.linear import", 1
+    )
+    return {port.source.file_name: exported_text(port.source.text), **python_files(text), **native_sources()}
+
+
+def export(
+    port: Port,
+    output: Path,
+    *,
+    weights: Path | None,
+    workers: int = 1,
+    reference_only: tuple[str, ...] = (),
+    allow_nonfinite: bool = False,
+    progress: Any = None,
+) -> Port:
+    """Convert the weights of checkpoint `weights` shard by shard and write `output`, moved into place at the end.
+
+    Without weights (a preset that has none) the code, the plan and the conversion recipe are written. Raises
+    PorterError when the output exists, or the checkpoint's tensors are not what its config needs.
+    """
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise PorterError(f"{output}: already exists and is not empty; name another --output or remove it")
+    ported = port.skeleton()
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if port.reference.config.tie_word_embeddings else {}
+    plan = recipes(ported, port.correspondence, port.layout, tied, port.dtype)
+    plan = _without_tied(plan, port)
+    if weights is None:
+        return _write_code_only(port, output, plan)
+    checkpoint = Checkpoint.open(weights)
+    check_against(_expected(port, tied), checkpoint)
+    outputs = [Output(_tensor_plans(r), r.sources, r.compute) for r in plan]
+    writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
+    convert(
+        checkpoint, outputs, writer, workers=workers, progress=progress, allow_nonfinite=allow_nonfinite, dropped=()
+    )
+    _write_files(writer.directory, port, {n: str(d) for n, d in checkpoint.digests().items()}, weights, reference_only)
+    writer.finish()
+    return dataclasses.replace(port, directory=output)
+
+
+def _without_tied(plan: list[TensorRecipe], port: Port) -> list[TensorRecipe]:
+    if not port.config.tie_word_embeddings:
+        return plan
+    return [r for r in plan if "lm_head.weight" not in r.outputs]
+
+
+def _tensor_plans(recipe: TensorRecipe) -> tuple[TensorPlan, ...]:
+    return tuple(TensorPlan(name, dtype, shape) for name, (dtype, shape) in recipe.outputs.items())
+
+
+def _expected(port: Port, tied: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes that a checkpoint of this config must hold, from the upstream class and the disk layout."""
+    upstream = source_on_meta(port.reference.config, port.family.module, port.family.class_name)
+    expected = {}
+    entries = {entry.target: entry for entry in port.layout.entries}
+    for name, tensor in upstream.state_dict().items():
+        if name in tied:
+            continue
+        entry = entries.get(name)
+        for i, disk in enumerate(entry.sources if entry else (name,)):
+            shape = tuple(tensor.shape)
+            expected[disk] = (entry.sizes[i % len(entry.sizes)], *shape[2:]) if entry else shape
+    return expected
+
+
+def _write_code_only(port: Port, output: Path, plan: list[TensorRecipe]) -> Port:
+    staging = output.with_name(output.name + ".partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    _write_files(staging, port, {}, None, ())
+    recipe = [
+        {
+            "outputs": {n: {"dtype": str(d).removeprefix("torch."), "shape": s} for n, (d, s) in r.outputs.items()},
+            "sources": r.sources,
+        }
+        for r in plan
+    ]
+    (staging / "conversion.json").write_text(json.dumps(recipe) + "\n")
+    staging.replace(output)
+    return dataclasses.replace(port, directory=output)
+
+
+def _write_files(
+    directory: Path, port: Port, digests: dict[str, str], weights: Path | None, reference_only: tuple[str, ...]
+) -> None:
+    """Everything but the weights."""
+    files = code_files(port)
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    diff = upstream_diff(port.source.module, files[port.source.file_name], port.source.file_name)
+    (directory / "upstream.diff").write_text(diff, encoding="utf-8")
+    for name in CARRIED:
+        if weights is not None and (weights / name).is_file():
+            shutil.copyfile(weights / name, directory / name)
+    (directory / "README.md").write_text(_readme(port), encoding="utf-8")
+    (directory / "port.json").write_text(json.dumps(_manifest(port, files, digests), indent=1) + "\n")
+    (directory / "alignment.json").write_text(json.dumps(_certificate(port), indent=1) + "\n")
+    (directory / "config.json").write_text(json.dumps(_config(port, reference_only), indent=2, default=str) + "\n")
+
+
+def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
+    data: dict[str, Any] = port.config.to_dict()
+    data.pop("_name_or_path", None)
+    stem = port.source.file_name.removesuffix(".py")
+    data["auto_map"] = {"AutoModelForCausalLM": f"{stem}.{port.family.class_name}"}
+    data["architectures"] = [port.family.class_name]
+    data["dtype"] = str(port.dtype).removeprefix("torch.")
+    data["porter"] = {**port.config.porter, "reference_only": list(reference_only)}
+    return data
+
+
+def _manifest(port: Port, files: dict[str, str], digests: dict[str, str]) -> dict[str, Any]:
+    return {
+        "schema": "porter.port/1",
+        "source": {"model": port.reference.name, "module": port.source.module, "sha256": digests},
+        "chip": port.chip.name,
+        "scheme": port.scheme,
+        "ops": [dataclasses.asdict(op) for op in port.plan.ops],
+        "fallbacks": [f"{op.op}/{op.variant}" for op in port.plan.ops if op.provider == "reference"],
+        "quantized": port.config.porter["quantized"],
+        "correspondence": port.correspondence.to_json(),
+        "rewrites": list(port.plan.ported),
+        "near_misses": port.plan.near_misses,
+        "versions": {"porter": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()},
+    }
+
+
+def _certificate(port: Port) -> dict[str, Any]:
+    """What is known before an alignment ran: the float64 proof. `porter align` results are separate files."""
+    return {
+        "schema": "porter.certificate/1",
+        "proof": {"dtype": "float64", "width": "reduced", "bound": port.source.proof.bound, **port.source.proof.errors},
+        "modules": {c.name: c.error for c in port.source.classes},
+        "alignment": None,
+        "says": "proven in float64 at reduced width; run `porter align GOLDEN DIR` to compare this directory's weights",
+    }
+
+
+def _readme(port: Port) -> str:
+    return f"""# {port.reference.name}, ported to {port.chip.name}
+
+```python
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("{{this directory}}", trust_remote_code=True, dtype="auto")
+print(model.generate(input_ids, max_new_tokens=32))
+```
+
+Needs torch, transformers {transformers.__version__.rsplit(".", 1)[0]} and safetensors; porter is not needed. The
+kernels are compiled at first use by the C++ compiler of the machine; without one the reference Ops in plain torch
+run instead, and say so. Scheme: {port.scheme}. `upstream.diff` shows what differs from transformers' own file,
+`port.json` which Op runs on which provider with what evidence.
+"""

@@ -1,0 +1,65 @@
+"""Generate tokens over a contiguous key-value cache, one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from porter.errors import PorterError
+from porter.kernels.dispatch import OpCall
+from porter.kv_cache import contiguous_cache
+
+
+@dataclass(frozen=True)
+class Step:
+    """One generated token per sequence, and the seconds since the step began."""
+
+    tokens: torch.Tensor
+    seconds: float
+
+
+def stop_tokens(model: nn.Module) -> frozenset[int]:
+    """End-of-sequence ids from the generation config, else the model config."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
+
+
+def generate(
+    model: nn.Module, input_ids: torch.Tensor, new_tokens: int, *, stop: frozenset[int] = frozenset()
+) -> Iterator[Step]:
+    """Greedy continuation of `input_ids` [batch, length] by up to `new_tokens`; the first Step is the prefill.
+
+    Ends early when every sequence has produced a token in `stop`. Raises PorterError for an empty prompt or one that
+    does not fit the model's positions.
+    """
+    config = model.config
+    total = input_ids.shape[1] + new_tokens
+    limit = getattr(config, "max_position_embeddings", None)
+    if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
+        raise PorterError("the prompt has no tokens; give at least one")
+    if isinstance(limit, int) and total > limit:
+        raise PorterError(
+            f"{input_ids.shape[1]} prompt tokens and {new_tokens} new ones exceed the model's {limit} positions "
+            "(config.json: max_position_embeddings); ask for fewer"
+        )
+    cache = contiguous_cache(int(config.num_hidden_layers), total)  # type: ignore[union-attr, arg-type]
+    greedy = OpCall("sampling", "greedy")
+    finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)
+    tokens = input_ids
+    with torch.inference_mode():
+        for _ in range(new_tokens):
+            start = time.perf_counter()
+            output = model(tokens, cache=cache, use_cache=True, logits_to_keep=1)
+            chosen = greedy(output.logits[:, -1])
+            yield Step(chosen, time.perf_counter() - start)
+            finished |= torch.tensor([int(t) in stop for t in chosen])
+            if bool(finished.all()):
+                return
+            tokens = chosen[:, None]

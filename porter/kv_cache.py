@@ -1,0 +1,75 @@
+"""A key-value cache in one contiguous buffer per layer, allocated once for the longest sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class ContiguousLayer(CacheLayerMixin):
+    """Keys [batch, heads, max_length, k_head_dim] and values [batch, heads, max_length, v_head_dim].
+
+    `update` writes in place and returns views of the filled part, so decoding copies one token, not the history.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate both buffers for the shapes of the first keys and values."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads = key_states.shape[:2]
+        self.keys = key_states.new_empty(batch, heads, self.max_length, key_states.shape[-1])
+        self.values = value_states.new_empty(batch, value_states.shape[1], self.max_length, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *arguments: Any, **keywords: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append [batch, heads, new, dim] states; returns everything so far. Raises IndexError when full."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self.length, self.length + key_states.shape[-2]
+        if end > self.max_length:
+            raise IndexError(f"the key-value cache holds {self.max_length} tokens; {end} were given")
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(keys after the next update, offset of the first)."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens held."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Tokens that fit."""
+        return self.max_length
+
+    def get_max_cache_shape(self) -> int:
+        """Tokens that fit, under transformers' older name."""
+        return self.max_length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens."""
+        self.length -= abs(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget every token; the buffers stay."""
+        self.length = 0
+
+
+def contiguous_cache(layers: int, max_length: int) -> Cache:
+    """A transformers Cache of `layers` contiguous layers for `max_length` tokens."""
+    return Cache(layers=[ContiguousLayer(max_length) for _ in range(layers)])

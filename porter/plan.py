@@ -1,0 +1,81 @@
+"""What a port will be before any weight is read: Ops with their providers and evidence, memory, and the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """One Op of the ported model on the target chip."""
+
+    op: str
+    variant: str
+    provider: str
+    evidence: str
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`porter adapt --plan`: bytes are bytes, tokens_per_second is the memory-bound limit of a batch of one."""
+
+    model_type: str
+    chip: str
+    scheme: str
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    bytes_read_per_token: int
+    chip_memory_bytes: int | None
+    fits: bool | None
+    tokens_per_second: float | None
+    ops: tuple[OpPlan, ...]
+    ported: tuple[dict[str, Any], ...]
+    near_misses: dict[str, str] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def parameter_bytes(model: nn.Module, scheme: str, quantized: dict[str, str]) -> dict[str, int]:
+    """Bytes of each parameter of a meta-device ported `model` under the scheme: int8 where `quantized` names it."""
+    result = {}
+    for name, parameter in model.named_parameters():
+        module = name.rpartition(".")[0]
+        low = module in quantized and parameter.dim() > 1
+        width = 1 if low else 4 if scheme == "fp32" else 2
+        scales = 4 * parameter.shape[:-1].numel() if low else 0
+        result[name] = parameter.numel() * width + scales
+    return result
+
+
+def kv_bytes_per_token(config: Any, width: int) -> int:
+    """Bytes that one token adds to the cache over all layers: latents for MLA, else keys and values."""
+    if getattr(config, "kv_lora_rank", None):
+        per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
+    else:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_layer = 2 * int(config.num_key_value_heads) * int(head_dim)
+    return per_layer * int(config.num_hidden_layers) * width
+
+
+def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
+    """Weight bytes that decoding one token reads: the embedding row aside, and of the routed experts only top_k."""
+    total = 0
+    routed = getattr(config, "n_routed_experts", None)
+    for name, size in sizes.items():
+        if name.endswith("embed_tokens.weight"):
+            total += size if tied else 0
+        elif ".experts." in name and routed:
+            total += size * int(config.num_experts_per_tok) // int(routed)
+        else:
+            total += size
+    return total

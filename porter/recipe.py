@@ -1,0 +1,92 @@
+"""How each tensor of the ported checkpoint is computed from tensors of the original one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from porter.correspondence import Correspondence
+from porter.errors import PorterError
+from porter.quantization import quantize_per_channel
+
+Compute = Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class TensorRecipe:
+    """Outputs (name -> dtype, shape) computed together from the named source tensors."""
+
+    outputs: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    sources: tuple[str, ...]
+    compute: Compute
+
+
+def recipes(
+    ported: nn.Module, correspondence: Correspondence, layout: Correspondence, tied: dict[str, str], dtype: torch.dtype
+) -> list[TensorRecipe]:
+    """One recipe per tensor of `ported` (on the meta device), int8 weights together with their scales.
+
+    `layout` maps upstream's parameters to those on disk; `tied` maps parameters that the checkpoint does not store to
+    the ones that they equal.
+    """
+    state = ported.state_dict()
+    keep = tuple(getattr(ported, "_keep_in_fp32_modules_strict", None) or ())
+    result = []
+    for name, tensor in state.items():
+        if name.endswith("_scale") and name.removesuffix("_scale") in state:
+            continue
+        sources = tuple(
+            disk
+            for upstream in correspondence.source_of(name)
+            for disk in layout.source_of(tied.get(upstream, upstream))
+        )
+        if tensor.dtype == torch.int8:
+            result.append(_int8_recipe(name, tensor, sources, layout))
+            continue
+        wanted = torch.float32 if any(k in name for k in keep) else dtype
+        wanted = wanted if tensor.is_floating_point() else tensor.dtype
+        join = _joiner(name, correspondence, layout)
+        result.append(TensorRecipe({name: (wanted, tuple(tensor.shape))}, sources, _cast(name, wanted, join)))
+    return result
+
+
+def _joiner(
+    name: str, correspondence: Correspondence, layout: Correspondence
+) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    entry = next((e for e in layout.entries if e.target == name), None)
+    if entry is not None:
+        return entry.join
+    if len(correspondence.source_of(name)) > 1:
+        return lambda parts: torch.cat(parts, dim=0)
+    return lambda parts: parts[0]
+
+
+def _cast(name: str, dtype: torch.dtype, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Compute:
+    def compute(parts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        joined = join(parts).to(dtype)
+        if dtype.is_floating_point and joined.isinf().any() and not any(p.isinf().any() for p in parts):
+            raise PorterError(f"{name}: a value overflows {dtype}; choose --scheme fp32 or bf16")
+        return {name: joined}
+
+    return compute
+
+
+def _int8_recipe(name: str, tensor: torch.Tensor, sources: tuple[str, ...], layout: Correspondence) -> TensorRecipe:
+    entry = next((e for e in layout.entries if e.target == name), None)
+    scale_name = f"{name}_scale"
+
+    def compute(parts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        joined = entry.join(parts) if entry else torch.cat(parts, dim=0)
+        weight, scale = quantize_per_channel(joined)
+        return {name: weight, scale_name: scale}
+
+    shape = tuple(tensor.shape)
+    return TensorRecipe({name: (torch.int8, shape), scale_name: (torch.float32, shape[:-1])}, sources, compute)
+
+
+def consumed(recipe_list: Iterable[TensorRecipe]) -> set[str]:
+    """Every source tensor that the recipes read."""
+    return {source for recipe in recipe_list for source in recipe.sources}

@@ -1,0 +1,138 @@
+"""Ports are proven: every family, planted mistakes refused, near misses explained."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+from porter.errors import PorterError
+from porter.models.family import FAMILY_FILES, families, family_of
+from porter.models.port import _match, correspondence_of, port_source
+from porter.models.proof import BOUND, module_error, prove_model, record_calls
+from porter.models.reduce import randomise, reduced_config
+
+
+def config_of(model_type: str, **changes: Any) -> Any:
+    family = families()[model_type]
+    return getattr(importlib.import_module(family.module), family.class_name).config_class(**changes)
+
+
+VARIANTS = [
+    ("qwen2", {}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    ("qwen3", {}),
+    ("qwen3", {"attention_bias": True}),
+    ("qwen3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    ("deepseek_v3", {}),
+    ("deepseek_v3", {"q_lora_rank": None}),
+    ("deepseek_v3", {"rope_interleave": False, "attention_bias": True}),
+    (
+        "deepseek_v3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 40.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "original_max_position_embeddings": 8,
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes"), VARIANTS)
+def test_float64_proof(model_type: str, changes: dict[str, Any]) -> None:
+    family = families()[model_type]
+    source = family.port(config_of(model_type, **changes))
+    assert source.proof.passed and set(source.proof.errors) == {"prefill", "decode", "left_padded"}
+    assert max(source.proof.errors.values()) < BOUND
+    assert {c.candidate.rewrite for c in source.classes} == set(family.expected)
+    assert not source.near_misses
+
+
+def test_half_rope_is_chosen_where_the_config_asks_for_it() -> None:
+    family = families()["deepseek_v3"]
+    variants = {
+        interleave: {c.candidate.rewrite: c.candidate.variant for c in family.port(
+            config_of("deepseek_v3", rope_interleave=interleave)).classes}["mla_attention"]
+        for interleave in (True, False)
+    }  # fmt: skip
+    assert variants == {True: "interleaved rope", False: "half rope"}
+
+
+def proof_parts(model_type: str) -> tuple[Any, Any, Any]:
+    family = families()[model_type]
+    small = reduced_config(config_of(model_type))
+    source = randomise(getattr(importlib.import_module(family.module), family.class_name)(small).double())
+    ported_source = family.port(config_of(model_type))
+    ported: Any = ported_source.model_class()(small).double()
+    correspondence = correspondence_of(source, {c.name: c.candidate for c in ported_source.classes})
+    ported.load_state_dict(correspondence.convert(source.state_dict()))
+    return source, ported, correspondence
+
+
+@pytest.mark.parametrize("model_type", FAMILY_FILES)
+def test_every_parameter_matters_to_the_proof(model_type: str) -> None:
+    """Zeroing any one parameter of the port must fail it: a proof blind to a weight proves nothing about it."""
+    source, ported, _ = proof_parts(model_type)
+    assert prove_model(source, ported).passed
+    state = ported.state_dict()
+    for name in [n for n in state if ".layers.1." in n or n in ("model.norm.weight", "lm_head.weight")]:
+        before = state[name].clone()
+        state[name].mul_(1.001)
+        error = max(prove_model(source, ported).errors.values())
+        state[name].copy_(before)
+        assert error > BOUND, name
+
+
+def test_a_wrong_variant_is_refused() -> None:
+    family = families()["qwen3"]
+    small = reduced_config(config_of("qwen3"))
+    source = randomise(getattr(importlib.import_module(family.module), family.class_name)(small).double())
+    search = _match(source, family.module)
+    standard, zero_centered = search.waiting["Qwen3RMSNorm"]
+    assert (standard.variant, zero_centered.variant) == ("standard", "zero_centered")
+    search.waiting["Qwen3RMSNorm"] = [zero_centered]
+    from porter.models.modelling_source import ported_text
+
+    from porter.models.generated import import_text
+
+    module = import_text(ported_text(family.module, search.chosen(), "cpu"), "modeling_wrong")
+    ported = getattr(module, family.class_name)(small).double()
+    ported.load_state_dict(correspondence_of(source, search.chosen()).convert(source.state_dict()))
+    call = record_calls(source)["model.norm"]
+    assert module_error(ported.get_submodule("model.norm"), call) > 1e-3
+
+
+def test_near_misses_explain_themselves() -> None:
+    family = families()["qwen3"]
+    with pytest.raises(PorterError, match="gated_mlp.*none of its child modules computes silu"):
+        family.port(config_of("qwen3", hidden_act="gelu"))
+
+
+def test_unknown_families_are_named() -> None:
+    with pytest.raises(PorterError, match=r"model_type 'mamba' is not ported; porter ports qwen2, qwen3, deepseek_v3"):
+        family_of("mamba")
+
+
+def test_correspondence_round_trip_is_exact() -> None:
+    source, _, correspondence = proof_parts("deepseek_v3")
+    state = source.state_dict()
+    back = correspondence.invert(correspondence.convert(state))
+    assert back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)
+    assert type(correspondence).from_json(correspondence.to_json()) == correspondence
+
+
+def test_ports_do_not_change_transformers() -> None:
+    from transformers.models.qwen3 import modeling_qwen3
+
+    before = dict(vars(modeling_qwen3))
+    port_source(config_of("qwen3"), modeling_qwen3.__name__, "Qwen3ForCausalLM", "cpu")
+    assert {k: v for k, v in vars(modeling_qwen3).items() if before.get(k) is not v} == {}
