@@ -1,0 +1,83 @@
+"""The Ops and providers that are known, as one object that is built when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from porter.kernels.contract import Implementation, Op, Provider, UnknownOp
+
+REFERENCE = "reference"
+DEFAULT_CHIP = "cpu"
+DEFAULT_PROVIDERS = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What serves an Op on a chip: the implementations in order of preference, and why other providers do not."""
+
+    implementations: tuple[tuple[str, Implementation], ...]
+    refused: dict[str, str]
+
+
+@dataclass
+class OpRegistry:
+    """Ops by (name, variant) and providers by name. `library` holds what torch knows of them, once registered."""
+
+    ops: dict[tuple[str, str], Op] = field(default_factory=dict)
+    providers: dict[str, Provider] = field(default_factory=dict)
+    library: torch.library.Library | None = None
+
+    @staticmethod
+    def of(ops: Iterable[Op], providers: Iterable[Provider] = ()) -> OpRegistry:
+        """A registry of these. Raises ValueError where two Ops or two providers share a name."""
+        registry = OpRegistry()
+        for op in ops:
+            if op.key in registry.ops:
+                raise ValueError(f"two Ops are named {op.name}/{op.variant}")
+            registry.ops[op.key] = op
+        for provider in providers:
+            if provider.name in registry.providers or provider.name == REFERENCE:
+                raise ValueError(f"two providers are named {provider.name}")
+            registry.providers[provider.name] = provider
+        return registry
+
+    def op(self, name: str, variant: str) -> Op:
+        """The Op. Raises UnknownOp naming the variants that exist."""
+        try:
+            return self.ops[name, variant]
+        except KeyError:
+            variants = sorted(v for n, v in self.ops if n == name)
+            known = f"{name} has {', '.join(variants)}" if variants else f"Ops: {', '.join(sorted({*self.names()}))}"
+            raise UnknownOp(f"no Op {name}/{variant}; {known}") from None
+
+    def names(self) -> list[str]:
+        """Op names without variants, in order of registration."""
+        return list(dict.fromkeys(name for name, _ in self.ops))
+
+    def resolve(self, name: str, variant: str, chip_name: str, providers: Sequence[str]) -> Resolution:
+        """Which of `providers`, in this order, implement the Op on the chip, judged without any arguments."""
+        self.op(name, variant)
+        implementations, refused = [], {}
+        for provider_name in providers:
+            if provider_name == REFERENCE:
+                continue
+            provider = self.providers.get(provider_name)
+            if provider is None:
+                refused[provider_name] = "no such provider is installed"
+            elif (reason := provider.supported(chip_name)) is not None:
+                refused[provider_name] = reason
+            elif (implementation := provider.implementation(name, variant)) is None:
+                refused[provider_name] = f"has no kernel for {name}/{variant}"
+            else:
+                implementations.append((provider_name, implementation))
+        return Resolution(tuple(implementations), refused)
+
+
+@cache
+def default_registry() -> OpRegistry:
+    """Every Op and provider that porter ships, built on the first call and shared after it."""
+    return OpRegistry.of(())
