@@ -91,7 +91,8 @@ def tiny_deepseek_v3() -> Recipe:
         eos_token_id=257,
         pad_token_id=258,
     )
-    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
+    # DeepSeek's own names for these, with the bars and blanks that its tokenizer spells them with.
+    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
     return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=1000, peak_learning_rate=4e-3)
 
 
@@ -236,7 +237,10 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
         optimizer.zero_grad(set_to_none=True)
         balance.step()
         if step % 50 == 0 or step == steps - 1:
-            print(f"step {step:5d}  {loss.item() / math.log(2):.3f} bits/byte  {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"step {step:5d}  {loss.item() / math.log(2):.3f} bits/byte  {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
     return model.eval()
 
 
