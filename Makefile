@@ -1,0 +1,35 @@
+# make demo: porter at work in a minute. make test: the tests. Both make .venv the first time.
+# PYTHON=python3.12 picks the interpreter; ARGS="tests/chips -x" goes to pytest.
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.10 python3.13 python3)
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
+ARGS ?=
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/python -m porter.cli.demo
+
+test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+	    if $$python -c '$(USABLE)' 2>/dev/null; then echo "making $(VENV) with $$python"; exec $$python -m venv $(VENV); fi; \
+	done; \
+	echo "porter: no Python 3.10 to 3.13 with venv among: $(PYTHONS); name one with make PYTHON=..." >&2; exit 2
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing porter and $(TORCH) into $(VENV): minutes, the first time"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
+	@echo "installing what the tests need into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
+	@touch $@
