@@ -1,1 +1,1 @@
-"""porter."""
+"""Goldens: recorded truth. What each module of a model received and returned, where, and with which weights."""

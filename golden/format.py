@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from porter.errors import PorterError
 from porter.golden.node import Node
@@ -70,6 +71,11 @@ class Stored:
     def from_json(cls, line: dict[str, Any]) -> Stored:
         """Inverse of ``to_json``."""
         return cls(**{**line, "shape": tuple(line["shape"])})
+
+
+def host_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as bytes, shared with it."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -70,7 +70,10 @@ def _encode_container(value: Any, encode_tensor: Callable[[Tensor], Node]) -> No
         return node if type(value) is dict else {**node, "class": class_path(type(value))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {"dict": {key: encode(item, encode_tensor) for key, item in fields.items()}, "class": class_path(type(value))}
+        return {
+            "dict": {key: encode(item, encode_tensor) for key, item in fields.items()},
+            "class": class_path(type(value)),
+        }
     return _opaque(value, repr(value))
 
 
@@ -130,7 +133,7 @@ def _rebuild(path: str | None, fields: dict[str, Any]) -> Any:
     if path is None:
         return fields
     if path.startswith("transformers.") and not path.startswith("transformers_modules."):
-        from transformers.utils import ModelOutput
+        from transformers.utils.generic import ModelOutput
 
         module, _, name = path.rpartition(".")
         kind = getattr(importlib.import_module(module), name, None)

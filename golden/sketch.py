@@ -31,7 +31,7 @@ _EXACT_DTYPE = torch.float64
 
 @dataclass(frozen=True)
 class Sketch:
-    """``values``: the m bucket sums, or all elements in float64 when ``exact``. ``norm``: the exact L2 norm of the tensor."""
+    """``values``: the m bucket sums, or all elements in float64 when ``exact``. ``norm``: the tensor's own L2 norm."""
 
     values: Tensor
     norm: float
@@ -50,7 +50,8 @@ def _mix(state: numpy.ndarray) -> numpy.ndarray:
     """splitmix64's output function (Steele, Lea, Flood 2014): the same signs on every machine and torch version."""
     state = (state ^ (state >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
-    return state ^ (state >> numpy.uint64(31))
+    mixed: numpy.ndarray = state ^ (state >> numpy.uint64(31))
+    return mixed
 
 
 def _random_signs(seed: int, stream: int, count: int) -> Tensor:
@@ -84,7 +85,9 @@ def project(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
     rows = signs.shape[0]
     total = torch.zeros(size, dtype=dtype, device=flat.device)
     for tile, start in enumerate(range(0, flat.numel(), rows * size)):
-        total += _project_tile(flat[start : start + rows * size], signs) * _tile_signs(seed, size, tile, dtype, flat.device)
+        total += _project_tile(flat[start : start + rows * size], signs) * _tile_signs(
+            seed, size, tile, dtype, flat.device
+        )
     return total
 
 
@@ -127,7 +130,7 @@ def relative_error(candidate: Sketch, golden: Sketch) -> tuple[float, float]:
     """``|candidate - golden| / |golden|`` (L2) as (estimate, standard error); the error is 0.0 for exact sketches.
 
     The standard error adds the rounding of the bucket sums, 2**-23 of the norms: a smaller difference cannot be seen.
-    A golden of norm zero gives 0 for an equal candidate and infinity else. NaN if either tensor holds a NaN or infinity.
+    A golden of norm zero gives 0 for an equal candidate and infinity else. NaN if either holds a NaN or infinity.
     """
     squared, deviation = _squared_difference(candidate, golden)
     difference = math.sqrt(squared) if squared >= 0 else math.nan

@@ -22,6 +22,7 @@ from porter.golden.format import (
     Record,
     Stored,
     dtype_of,
+    host_bytes,
     read_json,
     read_lines,
 )
@@ -76,7 +77,9 @@ class Golden:
         index = _read_index(path)
         records, ends, whole = _read_records(path, index)
         if complete and not whole:
-            raise PorterError(f"{path}: {RECORDS} or {TENSORS} is damaged after {len(records)} records; record it again")
+            raise PorterError(
+                f"{path}: {RECORDS} or {TENSORS} is damaged after {len(records)} records; record it again"
+            )
         if not records:
             raise PorterError(f"{path}: the recording stopped before its first record; record it again")
         if not complete:
@@ -101,7 +104,7 @@ class Golden:
 
     @property
     def generated(self) -> list[list[int] | None]:
-        """Per step, the greedy token of every row (argmax of the logits at the last position), or None without logits."""
+        """Per step, the argmax of every row's logits at the last position; None for a root without logits."""
         return [tokens for batch in self.manifest["batches"] for tokens in batch["generated"]]
 
     @cached_property
@@ -113,7 +116,9 @@ class Golden:
         """A stored tensor, contiguous, on the CPU, freshly read: the caller may change it."""
         stored = self._stored(id)
         if stored.sketch is not None:
-            raise PorterError(f"{self.path}: {id} was recorded as a sketch; record with --detail full for whole tensors")
+            raise PorterError(
+                f"{self.path}: {id} was recorded as a sketch; record with --detail full for whole tensors"
+            )
         return self._read(stored)
 
     def sketch(self, id: str) -> Sketch:
@@ -147,7 +152,7 @@ class Golden:
         if stored.bytes:
             with (self.path / TENSORS).open("rb") as file:
                 file.seek(stored.offset)
-                if file.readinto(memoryview(buffer.numpy())) != stored.bytes:
+                if file.readinto(host_bytes(buffer)) != stored.bytes:
                     raise PorterError(f"{self.path}/{TENSORS}: ends inside tensor {stored.id}; record the golden again")
         return buffer.view(dtype_of(stored.dtype)).view(stored.shape)
 
@@ -196,7 +201,9 @@ def _batch(entry: dict[str, Any]) -> Batch:
     def rows(content: list[Any] | None) -> Tensor | None:
         return None if content is None else torch.tensor(content, dtype=torch.int64)
 
-    generated = None if None in entry["generated"] else torch.tensor(entry["generated"], dtype=torch.int64).T.contiguous()
+    generated = (
+        None if None in entry["generated"] else torch.tensor(entry["generated"], dtype=torch.int64).T.contiguous()
+    )
     return Batch(entry["first_step"], entry["steps"], rows(entry["tokens"]), rows(entry["attention_mask"]), generated)
 
 

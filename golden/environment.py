@@ -1,0 +1,34 @@
+"""Where a golden was recorded: versions, machine, threads and the settings that change how numbers round."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+_PACKAGES = ("porter", "torch", "transformers", "safetensors", "torch-npu", "triton", "vllm", "sglang")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """JSON-serialisable description of this process as far as it bears on the recorded numbers."""
+    return {
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

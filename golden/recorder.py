@@ -1,0 +1,239 @@
+"""Recording: hooks on every module that write what goes in and what comes out, and change nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from porter.errors import PorterError
+from porter.golden.environment import environment
+from porter.golden.format import DETAILS, Record, dtype_name
+from porter.golden.node import Node, encode, is_cache
+from porter.golden.sketch import SEED
+from porter.golden.tensors import TensorEncoder
+from porter.golden.weights import StoreWeights, describe_model, write_weights
+from porter.golden.writer import Writer
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+class Recorder:
+    """Hooks on a model's modules that append to a writer; ``attach``, run forwards, ``detach``.
+
+    A record is written when its module returns, so children come before their parent. A call of a module outside any
+    call of the root belongs to the step before it (to step 0 if there is none).
+    """
+
+    def __init__(self, model: nn.Module, writer: Writer, detail: str, modules: str | None) -> None:
+        self._model = model
+        self._writer = writer
+        self._encode_tensor = TensorEncoder(writer, detail)
+        self._pattern = compile_pattern(modules)
+        self._handles: list[RemovableHandle] = []
+        self._step = len(writer.ends) - 1
+        self._batch = -1
+        self._calls: Counter[str] = Counter()
+        self._open_calls: list[tuple[str, int, Node]] = []
+        self._hooked: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._past_length = 0
+
+    def attach(self) -> None:
+        """Hook every module that can be hooked and matches the pattern, and the root in any case."""
+        closed: str | None = None
+        for name, module in self._model.named_modules():
+            if closed is not None and name.startswith(f"{closed}."):
+                self._refused[name] = f"inside {closed}, which takes no hooks"
+            elif (why := _why_not_hooked(module)) is not None:
+                self._refused[name] = why
+                closed = name
+            else:
+                self._hook(name, module)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def produced(self) -> dict[str, Any]:
+        """What the manifest says of the run: which modules are missing in it, and why."""
+        missed = self._refused | {name: "never called" for name in self._hooked - self._writer.modules}
+        order = [name for name, _ in self._model.named_modules(remove_duplicate=False)]
+        return {
+            "missed": [{"module": name, "why": missed[name]} for name in order if name in missed],
+            "shared": _shared_modules(self._model),
+        }
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        if name and (isinstance(module, _CONTAINERS) or not (self._pattern is None or self._pattern.search(name))):
+            return
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._before(name, args, kwargs)
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self._after(name, type(module).__name__, output)
+
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+        self._hooked.add(name)
+
+    def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not name:
+            self._begin_step(args, kwargs)
+        arguments = {"args": list(args), "kwargs": dict(kwargs)}
+        self._open_calls.append((name, self._calls[name], encode(arguments, self._encode_tensor)))
+        self._calls[name] += 1
+
+    def _after(self, name: str, kind: str, output: Any) -> None:
+        # Calls above this one on the stack were left by an exception that their caller caught.
+        while (opened := self._open_calls.pop())[0] != name:
+            pass
+        outputs = encode(output, self._encode_tensor)
+        self._writer.record(Record(max(self._step, 0), opened[1], name, kind, opened[2], outputs, max(self._batch, 0)))
+        if not name:
+            self._end_step(output)
+
+    def _begin_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._open_calls.clear()
+        self._calls.clear()
+        self._step = len(self._writer.ends)
+        caches = [value for value in (*args, *kwargs.values()) if is_cache(value)]
+        self._past_length = int(caches[0].get_seq_length()) if caches else 0
+        if self._past_length == 0 or self._batch < 0:
+            self._batch = sum(end["past_length"] == 0 for end in self._writer.ends)
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        self._tokens = _integer_rows(tokens)
+        self._attention_mask = _integer_rows(kwargs.get("attention_mask"))
+
+    def _end_step(self, output: Any) -> None:
+        self._writer.end_step(
+            {
+                "step": self._step,
+                "past_length": self._past_length,
+                "tokens": self._tokens,
+                "attention_mask": self._attention_mask,
+                "generated": _greedy(output),
+            }
+        )
+
+
+def compile_pattern(modules: str | None) -> re.Pattern[str] | None:
+    """The pattern that module names are searched for; PorterError for one that is not a regular expression."""
+    try:
+        return None if modules is None else re.compile(modules)
+    except re.error as error:
+        raise PorterError(f"--modules {modules!r} is not a regular expression: {error}") from error
+
+
+def header(
+    model: nn.Module, detail: str, modules: str | None, prompts: Sequence[str] | None, store_weights: StoreWeights
+) -> dict[str, Any]:
+    """What a golden's header says before anything runs; PorterError for a detail that does not exist."""
+    if detail not in DETAILS:
+        raise PorterError(f"--detail is {detail!r}, expected one of {', '.join(DETAILS)}")
+    compile_pattern(modules)
+    why = _why_not_hooked(model)
+    if why is not None:
+        raise PorterError(f"{type(model).__name__} cannot be recorded: it is {why}; record the eager model")
+    parameter = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    return {
+        "detail": detail,
+        "dtype": None if parameter is None else dtype_name(parameter.dtype),
+        "device": str(device),
+        "model": describe_model(model, store_weights),
+        "environment": environment(device),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "modules": modules,
+        "prompts": None if prompts is None else list(prompts),
+        "new_tokens": 0,
+        "sketch_seed": SEED,
+    }
+
+
+@contextmanager
+def recording(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    detail: str = "full",
+    modules: str | None = None,
+    prompts: Sequence[str] | None = None,
+    store_weights: StoreWeights = "auto",
+) -> Iterator[Recorder]:
+    """Record every forward of ``model`` inside the ``with`` block into a new golden at ``path``.
+
+    ``detail`` is ``full``, ``sketch`` or ``stats``; ``modules`` a regular expression searched for in module names;
+    ``prompts`` is kept in the manifest. The hooks are gone when the block ends, however it ends. After an exception the
+    golden stays incomplete and opens with what was recorded. PorterError if the model cannot be hooked, if ``path``
+    holds something, or if no hooked module was called.
+    """
+    writer = Writer(path, header(model, detail, modules, prompts, store_weights))
+    if writer.header["model"]["weights"]:
+        write_weights(writer.path, model, writer.header["model"]["tied"])
+    with attached(model, writer) as recorder:
+        yield recorder
+        if not writer.records_written:
+            raise PorterError(f"{writer.path}: nothing to record: no module that matches was called")
+        if not writer.ends:
+            no_root = {"step": 0, "past_length": 0, "tokens": None, "attention_mask": None, "generated": None}
+            writer.end_step(no_root)
+        writer.finish(recorder.produced())
+
+
+@contextmanager
+def attached(model: nn.Module, writer: Writer) -> Iterator[Recorder]:
+    """A recorder that writes to ``writer`` as long as the block runs; the writer is flushed in any case."""
+    recorder = Recorder(model, writer, writer.header["detail"], writer.header["modules"])
+    try:
+        recorder.attach()
+        yield recorder
+    finally:
+        recorder.detach()
+        writer.close()
+
+
+def _why_not_hooked(module: nn.Module) -> str | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a ScriptModule, which takes no hooks"
+    # torch._dynamo is slow to import, and a compiled module cannot exist before it is.
+    dynamo = sys.modules.get("torch._dynamo")
+    if module._compiled_call_impl is not None or (dynamo and isinstance(module, dynamo.OptimizedModule)):
+        return "compiled: its modules run as one graph, where hooks are lost"
+    return None
+
+
+def _shared_modules(model: nn.Module) -> dict[str, str]:
+    """Further names of a module that is registered twice, to the name under which it is recorded."""
+    names = {id(module): name for name, module in model.named_modules()}
+    every = model.named_modules(remove_duplicate=False)
+    return {name: names[id(module)] for name, module in every if names[id(module)] != name}
+
+
+def _integer_rows(value: Any) -> list[list[int]] | None:
+    """A [batch, sequence] tensor of integers or bools as lists; None for anything else."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point() or value.is_complex():
+        return None
+    rows: list[list[int]] = value.to(torch.int64).tolist()
+    return rows
+
+
+def _greedy(output: Any) -> list[int] | None:
+    """The most likely next token of every row, where the root returns logits [batch, sequence, vocabulary]."""
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        return None
+    tokens: list[int] = logits[:, -1].argmax(dim=-1).tolist()
+    return tokens

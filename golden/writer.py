@@ -1,0 +1,210 @@
+"""Writing a golden: append-only files whose every prefix is a golden, and a manifest that says when it is whole.
+
+Tensor bytes are flushed before the index line that names them, and index lines before the records that use them, so
+whatever a crash leaves behind, a record on disk never names a tensor that is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from porter.errors import PorterError
+from porter.golden.format import (
+    ALIGNMENT,
+    HEADER,
+    INDEX,
+    MANIFEST,
+    RECORDS,
+    SCHEMA,
+    TENSORS,
+    Record,
+    Stored,
+    dtype_name,
+    host_bytes,
+    read_json,
+    read_lines,
+    write_json,
+)
+from porter.golden.store import summary
+
+_FLUSH_LINES = 4096
+_RECORD_FIELDS = tuple(field.name for field in fields(Record))
+_BUFFER = 1 << 20
+
+
+def content_digest(content: memoryview) -> str:
+    """SHA-256 of the bytes, cut to 128 bits: no two of 2**40 tensors of a golden share one but with odds of 2**-49."""
+    return "sha256:" + hashlib.sha256(content).hexdigest()[:32]
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The elements of a tensor, row-major, as bytes in host memory; no copy for a contiguous CPU tensor."""
+    return host_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
+
+
+class Writer:
+    """Streams one golden into a directory.
+
+    ``header`` is what is known beforehand (schema is added). With ``resume`` a recording that was cut off and has the
+    same header continues after its last whole batch (``batches_done``); else the directory must not hold anything.
+    """
+
+    def __init__(self, path: str | Path, header: dict[str, Any], resume: bool = False) -> None:
+        self.path = Path(path)
+        self.header: dict[str, Any] = {"schema": SCHEMA, **header}
+        self.ends: list[dict[str, Any]] = []
+        self.batches_done = 0
+        """How many batches an earlier, interrupted recording left whole."""
+        self.records_written = 0
+        self.modules: set[str] = set()
+        self._stored: dict[tuple[str, str, tuple[int, ...]], Stored] = {}
+        self._contents: dict[str, tuple[int, int]] = {}
+        self._index_lines: list[str] = []
+        self._record_lines: list[str] = []
+        kept = self._kept_files() if resume else None
+        if kept is None:
+            self._start_over()
+        with self._naming_the_path():
+            self._tensors: BinaryIO = (self.path / TENSORS).open("ab", buffering=_BUFFER)
+            self._index, self._records = ((self.path / name).open("a", encoding="utf-8") for name in (INDEX, RECORDS))
+        self._offset = (self.path / TENSORS).stat().st_size
+
+    def store(self, tensor: Tensor, digest: str | None = None, sketch: dict[str, Any] | None = None) -> Stored:
+        """Store a tensor (or the values of a sketch) unless the same content is there; its place and digest.
+
+        ``digest`` is that of the content, computed from the bytes if not given.
+        """
+        content = raw_bytes(tensor)
+        digest = digest or content_digest(content)
+        with self._naming_the_path():
+            if digest not in self._contents:
+                padding = -self._offset % ALIGNMENT
+                self._tensors.write(b"\0" * padding)
+                self._tensors.write(content)
+                self._contents[digest] = (self._offset + padding, content.nbytes)
+                self._offset += padding + content.nbytes
+        return self.name(digest, tensor.dtype, tuple(tensor.shape), sketch)
+
+    def name(
+        self, digest: str, dtype: torch.dtype, shape: tuple[int, ...], sketch: dict[str, Any] | None = None
+    ) -> Stored:
+        """The stored tensor of that content, dtype and shape: one content may be known in several shapes."""
+        key = (digest, dtype_name(dtype), shape)
+        stored = self._stored.get(key)
+        if stored is None:
+            stored = Stored(f"t{len(self._stored)}", key[1], shape, *self._contents[digest], digest, sketch)
+            self._stored[key] = stored
+            self._index_lines.append(json.dumps(stored.to_json()))
+        return stored
+
+    def record(self, record: Record) -> None:
+        """Append one module call."""
+        self._append({name: getattr(record, name) for name in _RECORD_FIELDS})
+        self.modules.add(record.module)
+        self.records_written += 1
+
+    def end_step(self, end: dict[str, Any]) -> None:
+        """Mark that the step's records are all written; ``end`` as ``store.summary`` reads it."""
+        self.ends.append({"end": "step", **end})
+        self._append(self.ends[-1])
+        self.flush()
+
+    def end_batch(self) -> None:
+        """Mark that a batch is whole: a resumed capture does not run it again."""
+        self.batches_done += 1
+        self._append({"end": "batch"})
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system, in the order that keeps every prefix readable."""
+        with self._naming_the_path():
+            self._tensors.flush()
+            for file, lines in ((self._index, self._index_lines), (self._records, self._record_lines)):
+                file.writelines(line + "\n" for line in lines)
+                file.flush()
+                lines.clear()
+
+    def finish(self, produced: dict[str, Any]) -> None:
+        """Write the manifest: from now on the golden is complete."""
+        self.close()
+        counts = {"complete": True, "records": self.records_written}
+        with self._naming_the_path():
+            write_json(self.path / MANIFEST, self.header | summary(self.ends) | counts | produced)
+
+    def close(self) -> None:
+        """Flush and close; without ``finish`` the golden stays incomplete."""
+        if self._records.closed:
+            return
+        self.flush()
+        for file in (self._tensors, self._index, self._records):
+            file.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._record_lines.append(json.dumps(line, ensure_ascii=False))
+        if len(self._record_lines) >= _FLUSH_LINES:
+            self.flush()
+
+    @contextmanager
+    def _naming_the_path(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PorterError(f"{self.path}: writing the golden failed: {error.strerror or error}") from error
+
+    def _start_over(self) -> None:
+        with self._naming_the_path():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                what = "a golden" if (self.path / HEADER).exists() else "files that are not a golden's"
+                raise PorterError(f"{self.path}: already holds {what}; choose another directory or remove it")
+            write_json(self.path / HEADER, self.header)
+
+    def _kept_files(self) -> bool | None:
+        """Cut the files back to the last whole batch and load their state; None if there is nothing to resume."""
+        if not (self.path / HEADER).exists():
+            return None
+        held = read_json(self.path / HEADER)
+        differing = sorted(
+            key
+            for key in {*held, *self.header}
+            if key not in ("created", "environment") and held.get(key) != json.loads(json.dumps(self.header.get(key)))
+        )
+        if differing:
+            raise PorterError(
+                f"{self.path}: holds a golden recorded with another {', '.join(differing)}; choose another directory"
+            )
+        self.header = held
+        lines = read_lines(self.path / RECORDS)[0]
+        last = max((place for place, line in enumerate(lines) if line.get("end") == "batch"), default=-1)
+        lines = lines[: last + 1]
+        self.ends = [line for line in lines if line.get("end") == "step"]
+        self.batches_done = sum(line.get("end") == "batch" for line in lines)
+        self.records_written = sum("end" not in line for line in lines)
+        self.modules = {line["module"] for line in lines if "end" not in line}
+        _rewrite(self.path / RECORDS, lines)
+        self._load_index()
+        return True
+
+    def _load_index(self) -> None:
+        size = (self.path / TENSORS).stat().st_size if (self.path / TENSORS).exists() else 0
+        entries = [Stored.from_json(line) for line in read_lines(self.path / INDEX)[0]]
+        entries = [entry for entry in entries if entry.offset + entry.bytes <= size]
+        for entry in entries:
+            self._stored[entry.digest, entry.dtype, entry.shape] = entry
+            self._contents[entry.digest] = (entry.offset, entry.bytes)
+        _rewrite(self.path / INDEX, [entry.to_json() for entry in entries])
+
+
+def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    aside.replace(path)
