@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from porter.chips.catalogue import Chip
-from porter.kernels.contract import Implementation, Op
+from porter.kernels.contract import Implementation, Op, Rung
 from porter.kernels.registry import REFERENCE, OpRegistry, default_registry
 
 
@@ -42,7 +42,8 @@ def accepted_dtypes(op: Op, implementation: Implementation) -> list[str]:
 
 def print_ops(console: Console, chip: Chip, rows: list[dict[str, Any]]) -> None:
     """The table for people: an Op once, then a line per provider."""
-    table = Table(box=None, pad_edge=False, title=f"{chip.name}: {chip.title}", title_justify="left")
+    console.print(f"{chip.name}: {chip.title}\n", markup=False)
+    table = Table(box=None, pad_edge=False)
     for heading in ("Op", "provider", "dtypes", "evidence"):
         table.add_column(heading, no_wrap=heading != "evidence")
     previous = ""
@@ -51,9 +52,7 @@ def print_ops(console: Console, chip: Chip, rows: list[dict[str, Any]]) -> None:
         table.add_row("" if name == previous else name, row["provider"], ", ".join(row["dtypes"]) or "-", _says(row))
         previous = name
     console.print(table, markup=False)
-    console.print(
-        "\nevidence, weakest to strongest: declared, schema, emulated, interpreted, compiled, measured (run on the chip)"
-    )
+    console.print(f"\nevidence, weakest to strongest: {', '.join(get_args(Rung))} (run on the chip)")
 
 
 def _row(

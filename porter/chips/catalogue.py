@@ -74,9 +74,9 @@ class Chip:
     alignment: Mapping[str, Figure] = field(default_factory=dict, hash=False)
     """Alignment rules by what they apply to."""
 
-    def memory_bytes(self) -> float | None:
+    def memory_bytes(self) -> int | None:
         """Device memory in bytes, or None when no source gives it."""
-        return self.memory.scaled("memory") if self.memory else None
+        return round(self.memory.scaled("memory")) if self.memory else None
 
     def bandwidth_bytes_per_second(self) -> float | None:
         """Memory bandwidth in bytes per second, or None when no source gives it."""

@@ -66,7 +66,8 @@ def test_the_main_job_works_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     elsewhere.mkdir()
 
     def run(*command: str) -> str:
-        done = subprocess.run([str(python.parent / command[0]), *command[1:]], cwd=elsewhere, capture_output=True, text=True, check=False)
+        words = [str(python.parent / command[0]), *command[1:]]
+        done = subprocess.run(words, cwd=elsewhere, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
