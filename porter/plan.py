@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from porter.kernels.dispatch import op_calls
+from porter.kernels.registry import DEFAULT_PROVIDERS, REFERENCE, default_registry
+
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
 
 
@@ -79,3 +82,18 @@ def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
         else:
             total += size
     return total
+
+
+def op_plans(model: nn.Module, chip: str) -> tuple[OpPlan, ...]:
+    """For each distinct Op that `model` calls: the first provider with a kernel on `chip`, its evidence, and who refused."""
+    registry = default_registry()
+    plans = {}
+    for _, call in op_calls(model):
+        resolution = registry.resolve(call.name, call.variant, chip, DEFAULT_PROVIDERS)
+        provider, evidence = REFERENCE, "reference"
+        if resolution.implementations:
+            provider, implementation = resolution.implementations[0]
+            evidence = implementation.evidence.rung
+        refused = tuple(f"{name}: {reason}" for name, reason in resolution.refused.items())
+        plans[call.name, call.variant] = OpPlan(call.name, call.variant, provider, evidence, refused)
+    return tuple(plans[key] for key in sorted(plans))

@@ -80,13 +80,13 @@ def proof_parts(model_type: str) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("model_type", FAMILY_FILES)
 def test_every_parameter_matters_to_the_proof(model_type: str) -> None:
-    """Zeroing any one parameter of the port must fail it: a proof blind to a weight proves nothing about it."""
+    """A change of 1e-3 in any one parameter must fail it: a proof blind to a weight proves nothing about it."""
     source, ported, _ = proof_parts(model_type)
     assert prove_model(source, ported).passed
     state = ported.state_dict()
     for name in [n for n in state if ".layers.1." in n or n in ("model.norm.weight", "lm_head.weight")]:
         before = state[name].clone()
-        state[name].mul_(1.001)
+        state[name].mul_(1 + 1e-3 * torch.randn_like(state[name]))
         error = max(prove_model(source, ported).errors.values())
         state[name].copy_(before)
         assert error > BOUND, name
