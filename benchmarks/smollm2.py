@@ -10,6 +10,9 @@ embedding, float32 norms. They are dequantized, so this is the quantized model's
 and Qwen2 are the same network but for Qwen2's biases on q, k and v, which are zero here. Two things of llama.cpp's
 are undone: names, and the order of the rows of q and k (it pairs neighbouring dimensions in the rotary embedding,
 where transformers pairs the two halves of a head).
+
+The vocabulary and the merges are SmolLM2's. transformers builds its own Qwen2 tokenizer class for any qwen2 checkpoint,
+which cuts newlines from the spaces after them; `PreTrainedTokenizerFast.from_pretrained(DIR)` cuts as SmolLM2 does.
 """
 
 import argparse
@@ -102,9 +105,9 @@ def qwen2_config(source: GgufFile, dtype: torch.dtype) -> Qwen2Config:
     )
 
 
-def qwen2_state(source: GgufFile, config: Qwen2Config) -> dict[str, torch.Tensor]:
+def qwen2_state(source: GgufFile) -> dict[str, torch.Tensor]:
     """The file's weights under Qwen2's names, float32, with zero biases for q, k and v."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    heads = {"attn_q": source["llama.attention.head_count"], "attn_k": source["llama.attention.head_count_kv"]}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in source.tensors().items():
         if name in ROOT_NAMES:
@@ -131,7 +134,7 @@ def smollm2_tokenizer(source: GgufFile) -> PreTrainedTokenizerFast:
     types = source["tokenizer.ggml.token_type"]
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=tokens[source["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[source["tokenizer.ggml.eos_token_id"]],
@@ -147,7 +150,7 @@ def write_checkpoint(source: GgufFile, directory: Path, dtype: torch.dtype) -> N
     """Writes config, weights, tokenizer and generation config to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     config = qwen2_config(source, dtype)
-    state = {name: tensor.to(dtype).contiguous() for name, tensor in qwen2_state(source, config).items()}
+    state = {name: tensor.to(dtype).contiguous() for name, tensor in qwen2_state(source).items()}
     save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
     smollm2_tokenizer(source).save_pretrained(directory)

@@ -1,0 +1,123 @@
+"""What the shipped checkpoints are made of: configurations, tokenizers and how long each trains."""
+
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import DeepseekV3Config, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+
+BYTES = 256
+VOCABULARY = 264
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one checkpoint is made of: its configuration, its special tokens (from id 256 on) and its training."""
+
+    config: PreTrainedConfig
+    special_tokens: tuple[str, ...]
+    bos_token: str | None
+    eos_token: str
+    pad_token: str
+    steps: int
+    peak_learning_rate: float
+    batch: int = 8
+    length: int = 512
+
+
+def tiny_deepseek_v3() -> Recipe:
+    """DeepSeek-V3 at toy width: MLA, one dense layer, 16 experts in 4 groups, a shared expert, YaRN."""
+    config = DeepseekV3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        moe_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=16,
+        routed_scaling_factor=2.5,
+        kv_lora_rank=64,
+        q_lora_rank=96,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=4,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        rope_interleave=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+        },
+        num_mtp_layers=0,
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    # transformers reads neither, but every released config has both, and engines that serve the model ask for them.
+    config.update({"topk_method": "noaux_tc", "scoring_func": "sigmoid"})
+    # DeepSeek's own names for these, with the bars and blanks that its tokenizer spells them with.
+    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
+    return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=1400, peak_learning_rate=4e-3)
+
+
+def tiny_qwen3() -> Recipe:
+    """Qwen3 at toy width: grouped-query attention with query and key norms, tied embeddings."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=258,
+        pad_token_id=256,
+    )
+    tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return Recipe(config, tokens, None, tokens[2], tokens[0], steps=2000, peak_learning_rate=4e-3)
+
+
+RECIPES = {"tiny-deepseek-v3": tiny_deepseek_v3, "tiny-qwen3": tiny_qwen3}
+
+
+def byte_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """A tokenizer whose ids 0..255 are the bytes of the UTF-8 text: no merges, no normalisation, nothing unknown."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = iter(range(BYTES, 2 * BYTES))
+    # GPT-2's byte alphabet: a printable byte stands for itself, the others are shifted past 255 in order.
+    vocabulary = {chr(byte if byte in printable else next(shifted)): byte for byte in range(BYTES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in recipe.special_tokens])
+    if recipe.bos_token is not None:
+        bos = (recipe.bos_token, tokenizer.token_to_id(recipe.bos_token))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos[0]}:0 $A:0", pair=f"{bos[0]}:0 $A:0 $B:1", special_tokens=[bos]
+        )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=recipe.bos_token,
+        eos_token=recipe.eos_token,
+        pad_token=recipe.pad_token,
+        model_max_length=recipe.config.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    )
