@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -175,6 +176,6 @@ def correspondence_of(source: nn.Module, chosen: Mapping[str, Candidate]) -> Cor
 
 
 def source_on_meta(config: Any, module: str, class_name: str) -> nn.Module:
-    """The upstream model of `config` without storage."""
+    """The upstream model of `config` without storage; building one writes into its config, so it gets a copy."""
     with torch.device("meta"):
-        return getattr(importlib.import_module(module), class_name)(config)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), class_name)(copy.deepcopy(config))  # type: ignore[no-any-return]

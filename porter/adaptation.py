@@ -41,7 +41,7 @@ class Port:
     def skeleton(self) -> nn.Module:
         """The ported model on the meta device, with int8 layers where the scheme puts them."""
         with torch.device("meta"):
-            return self.source.model_class()(self.config)  # type: ignore[no-any-return]
+            return self.source.model_class()(copy.deepcopy(self.config))  # type: ignore[no-any-return]
 
 
 def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str | None = None) -> Port:
@@ -93,7 +93,7 @@ def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[st
     the logits directly, and its weight is the largest matrix of a small model.
     """
     with torch.device("meta"):
-        model = source.model_class()(config)
+        model = source.model_class()(copy.deepcopy(config))
     linear = source.load().Linear
     result = {}
     for name, module in model.named_modules():
@@ -106,7 +106,7 @@ def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[st
 
 def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, tied: bool) -> Plan:
     with torch.device("meta"):
-        model = source.model_class()(config)
+        model = source.model_class()(copy.deepcopy(config))
     quantized = config.porter["quantized"]
     sizes = parameter_bytes(model, scheme, quantized)
     tied = tied and not quantized

@@ -86,7 +86,9 @@ def test_every_parameter_matters_to_the_proof(model_type: str) -> None:
     state = ported.state_dict()
     for name in [n for n in state if ".layers.1." in n or n in ("model.norm.weight", "lm_head.weight")]:
         before = state[name].clone()
-        state[name].mul_(1 + 1e-3 * torch.randn_like(state[name]))
+        # The correction bias only chooses experts, so a small change of it need not show.
+        size = 1.0 if name.endswith("correction_bias") else 1e-3
+        state[name].mul_(1 + size * torch.randn_like(state[name]))
         error = max(prove_model(source, ported).errors.values())
         state[name].copy_(before)
         assert error > BOUND, name
