@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from porter.kernels.dispatch import OpCall
+from porter.kernels.dispatch import OpCall, op_calls
 from porter.models.linear import Int8Linear
 
 
@@ -15,7 +15,8 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
     """Replace the modules named in `config.porter["quantized"]` ({module name: "w8a16" | "w8a8"}) by int8 ones.
 
     Linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
-    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. Models without such a section are left as they are.
+    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. Ops named in `config.porter["reference_only"]` use the
+    reference by choice. Models without such a section are left as they are.
     """
     section = getattr(config, "porter", None) or {}
     for name, scheme in section.get("quantized", {}).items():
@@ -26,8 +27,10 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
             model.set_submodule(name, replacement)
         else:
             _quantize_experts(module, scheme)
-    if section.get("untied"):
-        config.tie_word_embeddings = False
+    reference_only = set(section.get("reference_only", ()))
+    for site, call in op_calls(model):
+        if {call.name, f"{call.name}/{call.variant}"} & reference_only:
+            call.bind(call.chip_name, (), site=site)
 
 
 def _quantize_experts(module: nn.Module, scheme: str) -> None:
