@@ -129,6 +129,13 @@ class Recorder:
         )
 
 
+def check_request(detail: str, modules: str | None) -> None:
+    """PorterError for a detail that does not exist or a pattern that is not a regular expression."""
+    if detail not in DETAILS:
+        raise PorterError(f"--detail is {detail!r}, expected one of {', '.join(DETAILS)}")
+    compile_pattern(modules)
+
+
 def compile_pattern(modules: str | None) -> re.Pattern[str] | None:
     """The pattern that module names are searched for; PorterError for one that is not a regular expression."""
     try:
@@ -140,10 +147,8 @@ def compile_pattern(modules: str | None) -> re.Pattern[str] | None:
 def header(
     model: nn.Module, detail: str, modules: str | None, prompts: Sequence[str] | None, store_weights: StoreWeights
 ) -> dict[str, Any]:
-    """What a golden's header says before anything runs; PorterError for a detail that does not exist."""
-    if detail not in DETAILS:
-        raise PorterError(f"--detail is {detail!r}, expected one of {', '.join(DETAILS)}")
-    compile_pattern(modules)
+    """What a golden's header says before anything runs; PorterError for what cannot be recorded."""
+    check_request(detail, modules)
     why = _why_not_hooked(model)
     if why is not None:
         raise PorterError(f"{type(model).__name__} cannot be recorded: it is {why}; record the eager model")

@@ -51,6 +51,15 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return host_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
 
 
+def check_directory(path: Path) -> None:
+    """PorterError if a golden must not be written to ``path``: it is a file, or holds files that are not a golden's."""
+    if path.exists() and not path.is_dir():
+        raise PorterError(f"{path}: is a file; choose a directory for the golden")
+    foreign = path.is_dir() and [file.name for file in path.iterdir() if not file.name.endswith(".writing")]
+    if foreign and HEADER not in foreign:
+        raise PorterError(f"{path}: already holds files that are not a golden's; choose another directory")
+
+
 class Writer:
     """Streams one golden into a directory.
 
@@ -162,10 +171,10 @@ class Writer:
 
     def _start_over(self) -> None:
         with self._naming_the_path():
+            check_directory(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()):
-                what = "a golden" if (self.path / HEADER).exists() else "files that are not a golden's"
-                raise PorterError(f"{self.path}: already holds {what}; choose another directory or remove it")
+            if (self.path / HEADER).exists():
+                raise PorterError(f"{self.path}: already holds a golden; choose another directory or remove it")
             write_json(self.path / HEADER, self.header)
 
     def _kept_files(self) -> bool | None:
