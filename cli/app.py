@@ -162,15 +162,20 @@ def _with_debug(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_line(target: str) -> str:
-    """The first line of a command's docstring, read from its source so that the help imports nothing."""
+    """What the help says of a command: the first line of its function's docstring, or its group's `help`.
+
+    Read from the source, so that the help imports nothing.
+    """
     module, _, attribute = target.partition(":")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return ""
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    documented: ast.FunctionDef | ast.Module = functions.get(attribute, tree)
-    return (ast.get_docstring(documented) or "").partition("\n")[0]
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute and isinstance(node.value, ast.Call):
+            return next((str(ast.literal_eval(each.value)) for each in node.value.keywords if each.arg == "help"), "")
+    return ""
 
 
 def _not_selected() -> None:

@@ -123,6 +123,12 @@ def test_plain_progress_ends_with_the_total(capsys: pytest.CaptureFixture[str]) 
     assert captured.err.splitlines() == ["convert ...", "convert: 3 of 3"]
 
 
+def test_the_help_says_what_each_command_does() -> None:
+    lines = {name: app._first_line(target) for name, target in app.COMMANDS}
+    assert lines["golden"] == "Record the source model's tensors, and look at a recording."
+    assert [name for name, line in lines.items() if not line.endswith(".")] == []
+
+
 def test_help_of_porter_imports_no_torch() -> None:
     script = (
         "import sys; from porter.cli.app import run; status = run(['--help']);"
