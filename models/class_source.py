@@ -20,7 +20,7 @@ class SourceMismatch(PorterError):
 
 def port_class(lines: list[str], node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
     """The edits on the file's `lines` that turn class `node` into its ported form."""
-    edits = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in node.decorator_list if _is_kernel_decorator(d)]
+    edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in node.decorator_list if _is_kernel_decorator(d)]
     methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
     if "forward" not in methods or "__init__" not in methods:
         raise SourceMismatch(f"class {node.name} does not define both __init__ and forward")
@@ -53,7 +53,11 @@ def _is_kernel_decorator(node: ast.expr) -> bool:
 
 def _edit_init(class_name: str, init: ast.FunctionDef, candidate: Candidate) -> list[Edit]:
     edits: list[Edit] = []
-    built = {name: stmt for stmt in init.body if (name := _assigned_attribute(stmt)) is not None}
+    built = {
+        name: stmt
+        for stmt in init.body
+        if isinstance(stmt, ast.Assign) and (name := _assigned_attribute(stmt)) is not None
+    }
     for fusion in candidate.fusions:
         missing = [s for s in fusion.sources if s not in built or _linear_call(built[s]) is None]
         if missing:
@@ -68,13 +72,12 @@ def _edit_init(class_name: str, init: ast.FunctionDef, candidate: Candidate) -> 
     return edits
 
 
-def _assigned_attribute(stmt: ast.stmt) -> str | None:
+def _assigned_attribute(stmt: ast.Assign) -> str | None:
     """`name` where the statement is `self.name = ...`."""
-    if not isinstance(stmt, ast.Assign) or len(stmt.targets) != 1:
-        return None
     target = stmt.targets[0]
-    is_self = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-    return target.attr if is_self and isinstance(target, ast.Attribute) else None
+    if len(stmt.targets) != 1 or not isinstance(target, ast.Attribute) or ast.unparse(target.value) != "self":
+        return None
+    return target.attr
 
 
 def _linear_call(stmt: ast.Assign) -> tuple[str, str, str] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -11,8 +13,8 @@ from porter.kernels.dispatch import OpCall
 class Linear(nn.Linear):
     """`torch.nn.Linear` whose product is the Op `linear/standard`. weight [out_features, in_features]."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **keywords: object) -> None:
-        super().__init__(in_features, out_features, bias=bias, **keywords)  # type: ignore[arg-type]
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **keywords: Any) -> None:
+        super().__init__(in_features, out_features, bias=bias, **keywords)
         self.linear = OpCall("linear", "standard")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ class JoinRows(ConversionOps):
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **keywords: Any
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         """One tensor under the only target pattern."""
         parts = [input_dict[pattern] for pattern in source_patterns]
         return {target_patterns[0]: torch.cat([p[0] if isinstance(p, list) else p for p in parts], dim=0)}
@@ -41,7 +41,7 @@ class SplitRows(ConversionOps):
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **keywords: Any
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         """One tensor per target pattern."""
         tensor = next(iter(input_dict.values()))
         tensor = tensor[0] if isinstance(tensor, list) else tensor
@@ -59,8 +59,9 @@ def weight_converters(correspondence: Correspondence) -> list[WeightConverter]:
     for entry in correspondence.modules().entries:
         for parameter in ("weight", "bias"):
             target, *sources = (_within_layer(f"{name}.{parameter}") for name in (entry.target, *entry.sources))
-            if (target, *sources) not in converters:
-                converters[(target, *sources)] = WeightConverter(list(sources), target, [JoinRows(entry.sizes)])
+            key = (target, *sources)
+            if key not in converters:
+                converters[key] = WeightConverter(list(sources), target, [JoinRows(entry.sizes)])
     return list(converters.values())
 
 
@@ -83,7 +84,7 @@ def registered_conversions(class_name: str, model_type: str, correspondence: Cor
     try:
         yield
     finally:
-        registry = conversion_mapping._checkpoint_conversion_mapping_cache
+        registry: Any = conversion_mapping._checkpoint_conversion_mapping_cache
         registry.pop(class_name, None)
         if before is not None:
             registry[class_name] = before

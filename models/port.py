@@ -153,7 +153,7 @@ def _drop_unsupported(search: _Search, source: nn.Module) -> None:
 
 def _failing(search: _Search, ported: nn.Module, calls: Mapping[str, Any]) -> dict[str, float]:
     """The classes whose instances miss the bound, innermost first: a container is judged once its parts are right."""
-    failing = {}
+    failing: dict[str, float] = {}
     for kind, name in sorted(search.instance.items(), key=lambda item: -item[1].count(".")):
         if kind not in search.waiting:
             continue
@@ -170,7 +170,7 @@ def correspondence_of(source: nn.Module, chosen: Mapping[str, Candidate]) -> Cor
         candidate = chosen.get(type(part).__name__)
         for fusion in candidate.fusions if candidate else ():
             sources = tuple(f"{name}.{s}" for s in fusion.sources)
-            sizes = tuple(int(part.get_submodule(s).out_features) for s in fusion.sources)  # type: ignore[arg-type]
+            sizes = tuple(int(part.get_submodule(s).out_features) for s in fusion.sources)
             entries.append(Entry(f"{name}.{fusion.target}", sources, sizes))
     return Correspondence(tuple(entries))
 

@@ -39,4 +39,4 @@ def _quantize_experts(module: nn.Module, scheme: str) -> None:
         setattr(module, name, nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False))
         scale = nn.Parameter(torch.empty(shape[:2], dtype=torch.float32), requires_grad=False)
         setattr(module, f"{name}_scale", scale)
-    module.experts = OpCall("experts", scheme)
+    module.__dict__["experts"] = OpCall("experts", scheme)

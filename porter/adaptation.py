@@ -41,7 +41,7 @@ class Port:
     def skeleton(self) -> nn.Module:
         """The ported model on the meta device, with int8 layers where the scheme puts them."""
         with torch.device("meta"):
-            return self.source.model_class()(copy.deepcopy(self.config))  # type: ignore[no-any-return]
+            return self.source.model_class()(copy.deepcopy(self.config))
 
 
 def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str | None = None) -> Port:
@@ -169,7 +169,6 @@ def adapt(
         Path(output),
         weights=Path(weights) if weights else port.reference.directory,
         workers=workers,
-        strict=strict,
         reference_only=reference_only,
         allow_nonfinite=allow_nonfinite,
     )

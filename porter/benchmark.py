@@ -1,4 +1,4 @@
-"""Time a ported model beside plain transformers: first token, later tokens, memory, and the distance to the roofline."""
+"""Time a ported model beside plain transformers: first token, later tokens, memory, distance to the roofline."""
 
 from __future__ import annotations
 

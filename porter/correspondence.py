@@ -100,7 +100,7 @@ class Correspondence:
     def invert(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The source state dict of a ported `state`: exact, since joining and splitting move values unchanged."""
         rest = dict(state)
-        source_state = {}
+        source_state: dict[str, torch.Tensor] = {}
         for entry in self.entries:
             for target, sources in entry.parameters():
                 if target in rest:

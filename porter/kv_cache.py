@@ -18,8 +18,11 @@ class ContiguousLayer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def __init__(self, max_length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.max_length = max_length
         self.length = 0
 

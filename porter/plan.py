@@ -85,7 +85,7 @@ def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
 
 
 def op_plans(model: nn.Module, chip: str) -> tuple[OpPlan, ...]:
-    """For each distinct Op that `model` calls: the first provider with a kernel on `chip`, its evidence, and who refused."""
+    """For each distinct Op of `model`: the first provider with a kernel on `chip`, its evidence, and who refused."""
     registry = default_registry()
     plans = {}
     for _, call in op_calls(model):

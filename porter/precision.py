@@ -39,7 +39,7 @@ def float64_mode() -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Float64Dispatch():
+        with _Float64Dispatch():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch.set_default_dtype(default)

@@ -34,7 +34,6 @@ def load(directory: str | Path, *, trust_remote_code: bool = False, strict: bool
     import transformers
 
     from porter.kernels.dispatch import bind_model
-    from porter.kernels.registry import DEFAULT_CHIP
 
     folder = Path(directory)
     manifest = read_manifest(folder)

@@ -70,7 +70,7 @@ class ExpertsForward(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        weights = (self.gate_up_proj, self.down_proj)
+        weights: tuple[torch.Tensor, ...] = (self.gate_up_proj, self.down_proj)
         if self.gate_up_proj.dtype == torch.int8:
             weights = (self.gate_up_proj, self.gate_up_proj_scale, self.down_proj, self.down_proj_scale)
         return self.experts(hidden_states, top_k_index, top_k_weights, *weights)

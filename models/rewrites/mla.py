@@ -79,7 +79,7 @@ class MultiHeadLatentAttention:
         missing = [a for a in RANKS if not hasattr(module, a)]
         if missing:
             return Mismatch(f"latent attention, but no attribute {', '.join(missing)}")
-        if module.kv_b_proj.bias is not None:
+        if getattr(module.kv_b_proj, "bias", None) is not None:
             return Mismatch("latent attention whose kv_b_proj has a bias cannot be absorbed")
         return [
             Candidate(

@@ -102,9 +102,8 @@ def test_a_wrong_variant_is_refused() -> None:
     standard, zero_centered = search.waiting["Qwen3RMSNorm"]
     assert (standard.variant, zero_centered.variant) == ("standard", "zero_centered")
     search.waiting["Qwen3RMSNorm"] = [zero_centered]
-    from porter.models.modelling_source import ported_text
-
     from porter.models.generated import import_text
+    from porter.models.modelling_source import ported_text
 
     module = import_text(ported_text(family.module, search.chosen(), "cpu"), "modeling_wrong")
     ported = getattr(module, family.class_name)(small).double()
@@ -115,7 +114,7 @@ def test_a_wrong_variant_is_refused() -> None:
 
 def test_near_misses_explain_themselves() -> None:
     family = families()["qwen3"]
-    with pytest.raises(PorterError, match="gated_mlp.*none of its child modules computes silu"):
+    with pytest.raises(PorterError, match=r"gated_mlp.*none of its child modules computes silu"):
         family.port(config_of("qwen3", hidden_act="gelu"))
 
 
