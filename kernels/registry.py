@@ -9,6 +9,16 @@ from functools import cache
 import torch
 
 from porter.kernels.contract import Implementation, Op, Provider, UnknownOp
+from porter.kernels.reference.activation import OPS as ACTIVATION
+from porter.kernels.reference.attention import OPS as ATTENTION
+from porter.kernels.reference.experts import OPS as EXPERTS
+from porter.kernels.reference.linear import OPS as LINEAR
+from porter.kernels.reference.mla_attention import OPS as MLA_ATTENTION
+from porter.kernels.reference.norm import OPS as NORM
+from porter.kernels.reference.rope import OPS as ROPE
+from porter.kernels.reference.rope_frequencies import OPS as ROPE_FREQUENCIES
+from porter.kernels.reference.router import OPS as ROUTER
+from porter.kernels.reference.sampling import OPS as SAMPLING
 
 REFERENCE = "reference"
 DEFAULT_CHIP = "cpu"
@@ -80,4 +90,16 @@ class OpRegistry:
 @cache
 def default_registry() -> OpRegistry:
     """Every Op and provider that porter ships, built on the first call and shared after it."""
-    return OpRegistry.of(())
+    ops = (
+        *NORM,
+        *ROPE,
+        *ROPE_FREQUENCIES,
+        *ACTIVATION,
+        *LINEAR,
+        *ATTENTION,
+        *MLA_ATTENTION,
+        *ROUTER,
+        *EXPERTS,
+        *SAMPLING,
+    )
+    return OpRegistry.of(ops)
