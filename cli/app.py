@@ -61,9 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit status; errors become one line on stderr, tracebacks need --debug."""
-    debug = "--debug" in arguments
+    return guarded(lambda: _status(arguments), debug="--debug" in arguments)
+
+
+def guarded(work: Callable[[], int], debug: bool) -> int:
+    """The exit status of `work`, with any error turned into one line on stderr and a status."""
     try:
-        return _status(arguments)
+        return work()
     except PorterError as error:
         return _fail(str(error), error.exit_code, debug)
     except UsageError as error:
@@ -173,7 +177,9 @@ def _first_line(target: str) -> str:
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == attribute:
             return (ast.get_docstring(node) or "").partition("\n")[0]
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute and isinstance(node.value, ast.Call):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            if ast.unparse(node.targets[0]) != attribute:
+                continue
             return next((str(ast.literal_eval(each.value)) for each in node.value.keywords if each.arg == "help"), "")
     return ""
 

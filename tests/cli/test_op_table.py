@@ -1,0 +1,70 @@
+"""`porter chips --ops`: what it prints is asked of the providers, never assumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from porter.chips.catalogue import load_catalogue
+from porter.cli import app
+from porter.cli.op_table import op_rows
+from porter.kernels.contract import Evidence, Implementation
+from porter.kernels.registry import OpRegistry, default_registry
+
+
+class FloatsOnly:
+    """A provider of one Op, which takes float32 alone."""
+
+    name = "cpu"
+
+    def supported(self, chip_name: str) -> str | None:
+        return None if chip_name.startswith("cpu-x86") else "needs an x86 CPU"
+
+    def implementation(self, name: str, variant: str) -> Implementation | None:
+        if (name, variant) != ("swiglu", "standard"):
+            return None
+        evidence = Evidence("measured", "tests", "2026-11-30", "some CPU")
+        return Implementation(self._call, lambda x: None if x.dtype == torch.float32 else "dtype", evidence)
+
+    _call: Callable[..., Any] = staticmethod(lambda gate_up: gate_up)
+
+
+@pytest.fixture
+def registry() -> OpRegistry:
+    known = default_registry()
+    ops = [known.op("swiglu", "standard"), known.op("rms_norm", "standard")]
+    return OpRegistry.of(ops, [FloatsOnly()])
+
+
+def test_rows_say_what_the_provider_accepts_and_its_evidence(registry: OpRegistry) -> None:
+    rows = op_rows(load_catalogue().get("cpu-x86-avx2"), registry)
+    assert [(row["op"], row["provider"]) for row in rows] == [
+        ("swiglu", "cpu"),
+        ("swiglu", "reference"),
+        ("rms_norm", "cpu"),
+        ("rms_norm", "reference"),
+    ]
+    swiglu, reference, rms_norm, _ = rows
+    assert swiglu["dtypes"] == ["float32"]
+    assert swiglu["evidence"] == {"rung": "measured", "detail": "tests", "date": "2026-11-30", "device": "some CPU"}
+    assert swiglu["refused"] is None
+    assert "bfloat16" in reference["dtypes"] and reference["evidence"] is None
+    assert rms_norm["dtypes"] == [] and "no kernel for rms_norm/standard" in rms_norm["refused"]
+
+
+def test_a_chip_without_providers_has_the_reference_alone(registry: OpRegistry) -> None:
+    rows = op_rows(load_catalogue().get("ascend"), registry)
+    assert {row["provider"] for row in rows} == {"reference"}
+
+
+def test_the_command_covers_every_op(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["chips", "ascend", "--ops", "--json"]) == 0
+    (chip,) = json.loads(capsys.readouterr().out)["chips"]
+    assert {(row["op"], row["variant"]) for row in chip["ops"]} == set(default_registry().ops)
+    assert app.run(["chips", "ascend", "--ops"]) == 0
+    text = capsys.readouterr().out
+    assert "rms_norm/standard" in text and "defines the Op" in text
