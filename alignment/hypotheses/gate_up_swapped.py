@@ -1,0 +1,69 @@
+"""Gate and up exchanged: silu(up) * gate, or the two interleaved where the source has halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.anatomy import experts, parts
+from porter.alignment.hypotheses.surgery import set_parameter
+from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
+
+SWAPPED = (
+    "The gate and up projections are exchanged, silu(up) * gate: load gate_proj into the first half of gate_up_proj"
+)
+INTERLEAVED = "The rows of gate and up alternate where the source has two halves: de-interleave gate_up_proj on loading"
+
+
+def swap_halves(weight: torch.Tensor) -> torch.Tensor:
+    """The two halves of the rows (the dimension before the last) exchanged."""
+    return weight.roll(weight.shape[-2] // 2, dims=-2)
+
+
+def interleave_halves(weight: torch.Tensor) -> torch.Tensor:
+    """Rows (0, I, 1, I + 1, ...) of a weight [..., 2I, H]: an interleaved layout read as halves."""
+    rows = weight.shape[-2]
+    return weight[..., torch.arange(rows, device=weight.device).view(2, rows // 2).t().reshape(-1), :]
+
+
+def _swap_children(path: str) -> Callable[[nn.Module], None]:
+    def change(module: nn.Module) -> None:
+        owner = module.get_submodule(path)._modules
+        owner["gate_proj"], owner["up_proj"] = owner["up_proj"], owner["gate_proj"]
+
+    return change
+
+
+def _interleave_children(path: str) -> Callable[[nn.Module], None]:
+    def change(module: nn.Module) -> None:
+        owner = module.get_submodule(path)
+        gate, up = owner.get_submodule("gate_proj"), owner.get_submodule("up_proj")
+        mixed = interleave_halves(torch.cat((gate.weight, up.weight)))  # type: ignore[list-item]
+        for name, half in zip(("gate_proj", "up_proj"), mixed.chunk(2), strict=True):
+            set_parameter(owner, f"{name}.weight", half)
+
+    return change
+
+
+def _change_experts(path: str, relation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], None]:
+    def change(module: nn.Module) -> None:
+        owner = module.get_submodule(path)
+        set_parameter(owner, "gate_up_proj", relation(owner.gate_up_proj))  # type: ignore[arg-type]
+
+    return change
+
+
+def _trials(drift: Drift) -> Iterator[Trial]:
+    for path, part in parts(drift.source_module):
+        if {"gate_proj", "up_proj"} <= part._modules.keys():
+            yield Trial("gate-up-swapped", SWAPPED, _swap_children(path), part=path)
+            yield Trial("gate-up-swapped", INTERLEAVED, _interleave_children(path), part=path)
+    for path, _ in experts(drift.source_module):
+        yield Trial("gate-up-swapped", f"In every expert: {SWAPPED}", _change_experts(path, swap_halves), part=path)
+        yield Trial("gate-up-swapped", f"In every expert: {INTERLEAVED}", _change_experts(path, interleave_halves))
+
+
+HYPOTHESIS = TrialHypothesis(("gate-up-swapped",), _trials)

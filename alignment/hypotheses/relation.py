@@ -1,0 +1,68 @@
+"""How a candidate's parameter relates to the source's: the frame in which parameter hypotheses are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from porter.alignment.drift import Drift, Parameter
+from porter.alignment.hypotheses.trial import PARTIAL_NEEDED, confidence
+from porter.alignment.report import Cause
+
+ROUNDING = 1e-6
+"""A relation that leaves more than this (float32 storage, summed) does not hold exactly."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A relation that was found: the distance that it leaves, and what to tell the user."""
+
+    kind: str
+    after: float
+    says: str
+
+
+Relation = Callable[[Drift, Parameter], Iterable[Finding]]
+
+
+def relative(tensor: torch.Tensor, reference: torch.Tensor) -> float:
+    """|tensor - reference| / |reference| in float64; infinite where the shapes or the reference forbid it."""
+    if tensor.shape != reference.shape:
+        return float("inf")
+    reference = reference.to(torch.float64)
+    norm = float(reference.norm())
+    error = float((tensor.to(torch.float64) - reference).norm())
+    return error / norm if norm > 0 else (0.0 if error == 0 else float("inf"))
+
+
+def drifted(drift: Drift) -> Iterator[Parameter]:
+    """The parameters of the module that differ from the source's by more than their storage must cost."""
+    for parameter in drift.parameters:
+        if relative(parameter.candidate, parameter.source) > parameter.expected + ROUNDING:
+            yield parameter
+
+
+@dataclass(frozen=True)
+class ParameterHypothesis:
+    """A relation between two parameters, tried on each parameter that differs."""
+
+    kinds: tuple[str, ...]
+    relation: Relation = field(repr=False)
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether any parameter of the module differs."""
+        return next(drifted(drift), None) is not None
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """The relation that explains the largest part of a parameter's difference."""
+        found: list[Cause] = []
+        for parameter in drifted(drift):
+            before = relative(parameter.candidate, parameter.source)
+            floor = parameter.expected + ROUNDING
+            for finding in self.relation(drift, parameter):
+                if finding.after <= max(floor, PARTIAL_NEEDED * before) and finding.after < before:
+                    sure = confidence(before, finding.after, floor)
+                    found.append(Cause(finding.kind, drift.module, sure, before, finding.after, finding.says))
+        return max(found, key=lambda c: c.confidence, default=None)

@@ -1,0 +1,121 @@
+"""Trying a known bug: plant it in a copy of the source, replay, and see whether the candidate's output appears."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scipy.optimize import minimize_scalar
+from torch import nn
+
+from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.surgery import shallow_copy
+from porter.alignment.report import Cause
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[[nn.Module], None]
+ChangeInputs = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
+
+PARTIAL_AT_MOST = 0.4
+"""Confidence that a cause which leaves part of the error standing may have."""
+PARTIAL_NEEDED = 0.5
+"""A cause that leaves more than this share of the error standing explains nothing and is not reported."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One bug to plant. `change` mutates a copy of the source, `inputs` the golden inputs; `says` is for the user."""
+
+    kind: str
+    says: str
+    change: Change | None = None
+    inputs: ChangeInputs | None = None
+    part: str = ""
+    """The submodule of the source that the bug sits in; empty for the module itself."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial and the distance that it leaves between the source with the bug and the candidate."""
+
+    trial: Trial
+    after: float
+
+
+def distance(drift: Drift, change: Change | None = None, inputs: ChangeInputs | None = None) -> float:
+    """Relative distance to the candidate's output of the source with `change` planted, on (changed) golden inputs.
+
+    A bug that the module cannot carry (a shape that no longer fits) is infinitely far.
+    """
+    copied = shallow_copy(drift.source_module)
+    try:
+        if change is not None:
+            change(copied)
+        return drift.distance(drift.run(copied, inputs))
+    except RuntimeError:
+        return math.inf
+
+
+def best(drift: Drift, trials: Iterable[Trial]) -> Outcome | None:
+    """The trial that comes closest to the candidate; the first of equals."""
+    outcomes = [Outcome(trial, distance(drift, trial.change, trial.inputs)) for trial in trials]
+    return min(outcomes, key=lambda outcome: outcome.after, default=None)
+
+
+def solve(objective: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
+    """(value, distance) at the minimum of `objective`: the best of the positive `grid`, refined between its neighbours."""
+    distances = [objective(value) for value in grid]
+    index = min(range(len(grid)), key=distances.__getitem__)
+    low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
+    if low == high:
+        return grid[index], distances[index]
+    refined = minimize_scalar(
+        lambda exponent: objective(math.exp(exponent)),
+        bounds=(math.log(low), math.log(high)),
+        method="bounded",
+        options={"xatol": 1e-9, "maxiter": 60},
+    )
+    if float(refined.fun) < distances[index]:
+        return math.exp(float(refined.x)), float(refined.fun)
+    return grid[index], distances[index]
+
+
+def confidence(before: float, after: float, floor: float) -> float:
+    """How sure the numbers make us: within the floor, 1 less the part of the error left; otherwise at most 0.4.
+
+    Below the floor nothing is resolved, so an `after` counts as at least a thousandth of it.
+    """
+    if not after <= floor:
+        return PARTIAL_AT_MOST * max(0.0, 1.0 - after / before) if math.isfinite(after) else 0.0
+    left = max(after, floor / 1000.0) / max(before, 1e-300)
+    return min(0.999, max(0.5, 1.0 - left))
+
+
+def cause(drift: Drift, outcome: Outcome | None, before: float | None = None) -> Cause | None:
+    """The report's cause of an outcome; None where it leaves more than half of the error standing."""
+    if outcome is None:
+        return None
+    before = drift.before if before is None else before
+    if not outcome.after <= max(PARTIAL_NEEDED * before, 0.0) and not outcome.after <= drift.floor:
+        return None
+    sure = confidence(before, outcome.after, drift.floor)
+    says = outcome.trial.says if outcome.after <= drift.floor else f"Partly explained: {outcome.trial.says}"
+    return Cause(outcome.trial.kind, drift.module, sure, before, outcome.after, says)
+
+
+@dataclass(frozen=True)
+class TrialHypothesis:
+    """A hypothesis that is a list of bugs to try."""
+
+    kinds: tuple[str, ...]
+    trials: Callable[[Drift], Iterable[Trial]] = field(repr=False)
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether the source module has the part that the bug needs."""
+        return drift.source_module is not None and next(iter(self.trials(drift)), None) is not None
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """The bug that comes closest to the candidate."""
+        return cause(drift, best(drift, self.trials(drift)))
