@@ -51,12 +51,23 @@ def relative_error(candidate: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def leading_tensors(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors of a module's output, in order."""
+    """The floating-point tensors of a module's output, in order; a router's weights in the order of expert ids.
+
+    Which of the chosen experts comes first is no part of a router's meaning (upstream calls topk(sorted=False)).
+    """
+    if isinstance(output, tuple) and len(output) == 3 and _is_routing(*output[1:]):
+        logits, weights, indices = output
+        return [logits, weights.gather(-1, indices.argsort(-1)), indices.sort(-1).values.double()]
     if isinstance(output, torch.Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, tuple | list):
         return [t for item in output for t in leading_tensors(item)]
     return []
+
+
+def _is_routing(weights: Any, indices: Any) -> bool:
+    both = isinstance(weights, torch.Tensor) and isinstance(indices, torch.Tensor)
+    return both and weights.shape == indices.shape and not indices.is_floating_point()
 
 
 def random_tokens(model: nn.Module, batch: int = 2) -> torch.Tensor:
