@@ -1,0 +1,93 @@
+"""What a hypothesis gets: one drifting module, its float64 source, and how far a changed source is from the candidate.
+
+A hypothesis plants a known bug in (a copy of) the source module and asks whether the distance to the candidate vanishes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.observation import Observation, worst
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Run = Callable[[nn.Module, Callable[[tuple[Any, ...], dict[str, Any]], Inputs] | None], list[Observation]]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A module that introduces an error over its budget.
+
+    `source_module` is the source in float64, with the weights that the candidate should have (never mutate it: `fresh`
+    and `run_source` copy it). For a fused candidate module it holds the sources as children under their own names and
+    concatenates their outputs. `lane` is "exact" where the float64 replay differs (mathematics or weights), "native"
+    where only the candidate's own dtype and kernels do; `candidate_output` is of that lane, one Observation (tensors by
+    label, float64) per recorded step.
+
+    An Observation holds the module's outputs ("output", "output.1", ...) and what it hands to its children
+    ("o_proj.input", ...). Children are forced to the source's outputs on golden inputs, on both sides, unless a
+    hypothesis touched them (parameter, attribute or forward replaced), in which case they run on what they are given.
+    Hooks that a hypothesis puts on a child see, and may change, its forced output.
+    """
+
+    module: str
+    source: str
+    kind: str
+    lane: str
+    tensor: str
+    step: int
+    before: float
+    """The candidate's distance from the source: the largest relative L2 difference of an observed tensor."""
+    floor: float
+    """Distances up to this are zero: what float64 (exact lane) or the candidate's dtype (native lane) resolves."""
+    source_module: nn.Module
+    candidate_module: nn.Module | None
+    source_output: list[Observation]
+    candidate_output: list[Observation]
+    config: Any = None
+    weights: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Parameters in float64 by the source module's own name: (the source's, the candidate's unfused, dequantized)."""
+    run_module: Run = field(repr=False, default=lambda module, inputs: [])
+
+    def fresh(self) -> nn.Module:
+        """A deep copy of the float64 source module, free to be changed."""
+        return copy.deepcopy(self.source_module)
+
+    def run(
+        self,
+        module: nn.Module,
+        inputs: Callable[[tuple[Any, ...], dict[str, Any]], Inputs] | None = None,
+    ) -> list[Observation]:
+        """Replay `module` (the source or a changed copy of it) on the golden inputs of every step.
+
+        `inputs(args, kwargs)` returns the arguments to use instead. Raises what the module raises.
+        """
+        with torch.no_grad():
+            return self.run_module(module, inputs)
+
+    def run_source(
+        self,
+        mutate: Callable[[nn.Module], None] | None = None,
+        patch_inputs: Callable[[tuple[Any, ...], dict[str, Any]], Inputs] | None = None,
+        patch_output: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Observation]:
+        """Replay a fresh copy that `mutate` changed in place; `patch_output` maps the tensor "output" of every step."""
+        module = self.fresh()
+        if mutate is not None:
+            mutate(module)
+        observations = self.run(module, patch_inputs)
+        if patch_output is None:
+            return observations
+        return [{**seen, "output": patch_output(seen["output"])} for seen in observations]
+
+    def distance(self, outputs: Sequence[Observation]) -> float:
+        """Largest relative L2 difference between `outputs` (as `run` returns them) and the candidate's.
+
+        Infinite where a tensor has another shape or is not finite.
+        """
+        return worst(self.candidate_output, outputs)[1]
