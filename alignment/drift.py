@@ -1,6 +1,6 @@
-"""What a hypothesis gets: one drifting module, its float64 source, and how far a changed source is from the candidate.
+"""What a hypothesis gets: a drifting module, its float64 source, and the distance of a changed source from the candidate.
 
-A hypothesis plants a known bug in (a copy of) the source module and asks whether the distance to the candidate vanishes.
+A hypothesis plants a known bug in (a copy of) the source module and asks whether that distance vanishes.
 """
 
 from __future__ import annotations

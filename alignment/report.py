@@ -36,7 +36,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class WeightRow:
-    """One parameter or buffer. `error`: relative L2 against the source's; `expected`: what its dtype or scheme allows."""
+    """One parameter or buffer. `error`: relative L2 against the source; `expected`: what dtype or scheme allows."""
 
     parameter: str
     source: str
