@@ -94,7 +94,7 @@ def _routing_error(
 
 def _softmax_error(candidate: Routing, oracle: Routing, *arguments: Any) -> float:
     hidden, weight, _, renormalize = arguments
-    scores = torch.softmax(hidden.double() @ weight.double().T, dim=-1)
+    scores: torch.Tensor = torch.softmax(hidden.double() @ weight.double().T, dim=-1)
 
     def implied(indices: torch.Tensor) -> torch.Tensor:
         weights = scores.gather(1, indices)
@@ -105,12 +105,14 @@ def _softmax_error(candidate: Routing, oracle: Routing, *arguments: Any) -> floa
 
 def _sigmoid_error(candidate: Routing, oracle: Routing, *arguments: Any) -> float:
     hidden, weight, bias, _, num_group, topk_group, renormalize, factor = arguments
-    scores = (hidden.double() @ weight.double().T).sigmoid()
+    scores: torch.Tensor = (hidden.double() @ weight.double().T).sigmoid()
     choice = group_limited(scores + bias.double(), num_group, topk_group)
 
     def implied(indices: torch.Tensor) -> torch.Tensor:
         weights = scores.gather(1, indices)
-        return weights / (weights.sum(dim=-1, keepdim=True) + 1e-20 if renormalize else 1.0) * float(factor)
+        if renormalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * float(factor)
 
     return _routing_error(candidate, oracle, choice, implied)
 
@@ -132,12 +134,17 @@ def _sigmoid_fake(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     return _shapes(hidden, weight, top_k, compute_dtype(hidden.dtype))
 
 
-def _cost(hidden: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Cost:
-    tokens, experts = hidden.shape[0], weight.shape[0]
-    top_k = next(r for r in rest if isinstance(r, int))
-    width = hidden.element_size()
-    moved = moved_bytes(hidden, weight, *rest) + tokens * (experts * width + top_k * (width + 8))
-    return Cost(moved, 2 * hidden.numel() * experts + 8 * tokens * experts)
+def _cost(outputs: Routing, hidden: torch.Tensor, *rest: Any) -> Cost:
+    tokens, experts = outputs[0].shape
+    return Cost(moved_bytes(hidden, *rest, *outputs), 2 * hidden.numel() * experts + 8 * tokens * experts)
+
+
+def _softmax_cost(*arguments: Any) -> Cost:
+    return _cost(_softmax_fake(*arguments), *arguments)
+
+
+def _sigmoid_cost(*arguments: Any) -> Cost:
+    return _cost(_sigmoid_fake(*arguments), *arguments)
 
 
 SHAPES = ((1, 7, 2, 1), (5, 64, 8, 2), (3, 127, 61, 7), (17, 96, 128, 8), (4, 16, 4, 4), (0, 32, 8, 2))
@@ -193,7 +200,7 @@ OPS = (
         _softmax_fake,
         _softmax_inputs,
         SOFTMAX_TOLERANCE,
-        _cost,
+        _softmax_cost,
         error=_softmax_error,
     ),
     Op(
@@ -204,7 +211,7 @@ OPS = (
         _sigmoid_fake,
         _sigmoid_inputs,
         SIGMOID_TOLERANCE,
-        _cost,
+        _sigmoid_cost,
         error=_sigmoid_error,
     ),
 )
