@@ -17,7 +17,7 @@ from porter.models.family import Family, family_of
 from porter.models.port import PortedSource
 from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes
-from porter.quantization import SCHEMES, scheme_named
+from porter.quantization import scheme_named
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -154,8 +154,6 @@ def adapt(
     `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
     when the proof fails or, with `strict`, when an Op has no native provider.
     """
-    from porter.export import export
-
     port = plan_port(model, target, scheme=scheme, dtype=dtype)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
     if strict and fallbacks:
@@ -164,6 +162,8 @@ def adapt(
         return port
     if output is None:
         raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
+    from porter.export import export
+
     return export(
         port,
         Path(output),
@@ -173,5 +173,3 @@ def adapt(
         allow_nonfinite=allow_nonfinite,
     )
 
-
-__all__ = ["SCHEMES", "Port", "adapt", "plan_port"]

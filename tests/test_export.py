@@ -1,0 +1,159 @@
+"""The exported directory: complete, atomic, readable, and running where porter is not installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import porter
+from porter.errors import PorterError, Refusal
+from porter.models.family import FAMILY_FILES
+from porter.models.proof import relative_error
+
+Make = Callable[..., Path]
+
+RUN = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+assert "porter" not in sys.modules
+try:
+    import porter
+    raise SystemExit("porter is importable here")
+except ModuleNotFoundError:
+    pass
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype="auto").eval()
+ids = torch.tensor([[5, 7, 11, 13, 17]])
+with torch.no_grad():
+    logits = model(ids).logits[0, -1].double().tolist()
+tokens = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0].tolist()
+providers = sorted({p for m in model.modules() for c in vars(m).values() if type(c).__name__ == "OpCall" for p in c.calls})
+print(json.dumps({"logits": logits, "tokens": tokens, "providers": providers}))
+"""
+
+
+def run_without_porter(directory: Path, site: Path, home: Path, **environment: str) -> dict[str, object]:
+    variables = {"PYTHONPATH": str(site), "HOME": str(home), "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
+    variables |= {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-S", "-c", RUN, str(directory)]
+    done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("model_type", FAMILY_FILES)
+def test_runs_without_porter(model_type: str, random_checkpoint: Make, bare_site: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    original = random_checkpoint(model_type)
+    port = porter.adapt(str(original), "cpu", scheme="fp32", output=tmp_path / "port")
+    assert port.directory is not None
+    plain = AutoModelForCausalLM.from_pretrained(original).eval()
+    ids = torch.tensor([[5, 7, 11, 13, 17]])
+    with torch.no_grad():
+        expected = plain(ids).logits[0, -1].double()
+    seen = run_without_porter(port.directory, bare_site, tmp_path)
+    assert relative_error(torch.tensor(seen["logits"], dtype=torch.float64), expected) < 1e-5
+    tokens = plain.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0].tolist()
+    assert seen["tokens"] == tokens
+
+
+def test_runs_without_porter_and_without_a_compiler(random_checkpoint: Make, bare_site: Path, tmp_path: Path) -> None:
+    port = porter.adapt(str(random_checkpoint("qwen3")), "cpu", scheme="fp32", output=tmp_path / "port")
+    assert port.directory is not None
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    seen = run_without_porter(port.directory, bare_site, tmp_path, PATH=str(empty))
+    assert seen["providers"] == ["reference"]
+
+
+def test_what_the_directory_holds(random_checkpoint: Make, tmp_path: Path) -> None:
+    port = porter.adapt(str(random_checkpoint("deepseek_v3")), "cpu", output=tmp_path / "port")
+    assert port.directory is not None
+    names = {p.name for p in port.directory.iterdir()}
+    wanted = {"config.json", "port.json", "alignment.json", "upstream.diff", "README.md", "model.safetensors"}
+    assert wanted | {"modeling_deepseek_v3_cpu.py"} <= names
+    assert not [p.name for p in tmp_path.iterdir() if "partial" in p.name]
+    manifest = json.loads((port.directory / "port.json").read_text())
+    assert manifest["schema"] == "porter.port/1" and manifest["source"]["sha256"]
+    assert {op["op"] for op in manifest["ops"]} >= {"rms_norm", "mla_attention", "experts", "router"}
+    text = (port.directory / "modeling_deepseek_v3_cpu.py").read_text()
+    assert "from porter" not in text and "import porter" not in text
+    diff = (port.directory / "upstream.diff").read_text()
+    assert "-        self.gate_proj = nn.Linear" in diff and "+        self.gate_up_proj = Linear" in diff
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a16"])
+@pytest.mark.parametrize("model_type", ["qwen2", "deepseek_v3"])
+def test_int8_reads_int8(scheme: str, model_type: str, random_checkpoint: Make, tmp_path: Path) -> None:
+    original = random_checkpoint(model_type)
+    port = porter.adapt(str(original), "cpu", scheme=scheme, dtype="fp32", output=tmp_path / "port")
+    model = porter.load(tmp_path / "port")
+    kinds = {n: p.dtype for n, p in model.named_parameters()}
+    assert kinds["model.layers.1.self_attn.o_proj.weight"] == torch.int8
+    assert kinds["model.layers.1.self_attn.o_proj.weight_scale"] == torch.float32
+    assert kinds["lm_head.weight"] == torch.int8
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(original).eval()
+    ids = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        error = relative_error(model(ids).logits, plain(ids).logits)
+    # 8-bit rounding of each weight (and activation) row costs about 1/250 relative; a few layers add up.
+    assert 1e-4 < error < 0.1
+    assert port.plan.weight_bytes < 0.5 * 4 * port.plan.parameters
+
+
+def test_tied_embeddings_are_stored_once(random_checkpoint: Make, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    original = random_checkpoint("qwen3", tie_word_embeddings=True)
+    porter.adapt(str(original), "cpu", scheme="fp32", output=tmp_path / "port")
+    with safe_open(tmp_path / "port" / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys()
+    model = porter.load(tmp_path / "port")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_edited_code_needs_consent(random_checkpoint: Make, tmp_path: Path) -> None:
+    porter.adapt(str(random_checkpoint("qwen3")), "cpu", scheme="fp32", output=tmp_path / "port")
+    path = tmp_path / "port" / "modeling_qwen3_cpu.py"
+    path.write_text(path.read_text() + "\nraise SystemExit('ran')\n")
+    with pytest.raises(PorterError, match=r"differs from what this porter writes.*--trust-remote-code"):
+        porter.load(tmp_path / "port")
+
+
+def test_nothing_is_overwritten(random_checkpoint: Make, tmp_path: Path) -> None:
+    (tmp_path / "port").mkdir()
+    (tmp_path / "port" / "notes.txt").write_text("mine")
+    with pytest.raises(PorterError, match="already exists and is not empty"):
+        porter.adapt(str(random_checkpoint("qwen3")), "cpu", output=tmp_path / "port")
+    assert [p.name for p in (tmp_path / "port").iterdir()] == ["notes.txt"]
+
+
+def test_a_preset_ports_code_and_recipe(tmp_path: Path) -> None:
+    port = porter.adapt("qwen3-0.6b", "cpu", output=tmp_path / "port")
+    assert port.directory is not None and not list(port.directory.glob("*.safetensors"))
+    recipe = json.loads((port.directory / "conversion.json").read_text())
+    fused = next(r for r in recipe if "model.layers.0.self_attn.qkv_proj.weight" in r["outputs"])
+    assert fused["sources"] == [f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv"]
+
+
+REFUSED = [
+    ({"target": "ascend"}, r"--target ascend: porter has no op provider for ascend-910b yet"),
+    ({"target": "cpu", "scheme": "fp8"}, r"fp8"),
+    ({"target": "cpu", "scheme": "bf16", "dtype": "fp32"}, r"--dtype fp32 contradicts --scheme bf16"),
+    ({"target": "cpu"}, r"--output is missing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_refusals(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(PorterError, match=message) as raised:
+        porter.adapt("qwen3-0.6b", **arguments)  # type: ignore[arg-type]
+    assert not isinstance(raised.value, Refusal) and "\n" not in str(raised.value)
