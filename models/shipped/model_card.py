@@ -14,7 +14,7 @@ It knows one novel and nothing else; it is for checking ports, not for use.
 | architecture | `{architecture}` of transformers, {layers} layers, hidden size {hidden} |
 | vocabulary | {vocabulary}: ids 0-255 are bytes, 256-258 special tokens, the rest unused |
 | data | Jane Austen, *Persuasion* (1818, public domain), without chapters 23 and 24 |
-| training | {steps} steps of {batch} x {length} bytes, AdamW, cosine, float32, one CPU thread |
+| training | {steps} steps of {batch} x {length} bytes, the last fifth {last[0]} x {last[1]}; AdamW, float32 |
 | held-out loss | {loss:.3f} bits/byte on chapters 23 and 24, as stored (byte frequencies alone: {unigram:.3f}) |
 | stored as | {stored} |
 | licence | Apache-2.0, as the rest of porter; the text is in the public domain |
@@ -40,6 +40,7 @@ def card(name: str, recipe: Recipe, steps: int, model: PreTrainedModel, samples:
         steps=steps,
         batch=recipe.batch,
         length=recipe.length,
+        last=recipe.shape(1.0),
         loss=losses[0],
         unigram=losses[1],
         stored="bfloat16; router weights and biases float32" if routed else "bfloat16",

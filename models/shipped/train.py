@@ -48,11 +48,11 @@ def windows(text: torch.Tensor, starts: torch.Tensor, length: int, bos: int | No
 @torch.no_grad()
 def bits_per_byte(model: PreTrainedModel, text: torch.Tensor, recipe: Recipe) -> float:
     """Mean cross-entropy in bits over every byte of `text`, cut into windows that do not overlap."""
-    body = recipe.length
-    rows = windows(text, torch.arange(0, len(text) - body, body), recipe.length, recipe.config.bos_token_id)
+    batch, length = recipe.shape(1.0)
+    rows = windows(text, torch.arange(0, len(text) - length, length), length, recipe.config.bos_token_id)
     losses = [
         F.cross_entropy(model(input_ids=chunk[:, :-1]).logits.float().transpose(1, 2), chunk[:, 1:], reduction="none")
-        for chunk in torch.split(rows, recipe.batch)
+        for chunk in torch.split(rows, batch)
     ]
     return float(torch.cat(losses).mean()) / math.log(2)
 
@@ -97,7 +97,7 @@ def learning_rate(step: int, steps: int, warmup: int = 50) -> float:
 
 
 def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
-    """A float32 model trained for `steps` batches of `batch * length` bytes."""
+    """A float32 model trained for `steps` batches of the recipe's shape."""
     torch.manual_seed(20260101)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         recipe.config, dtype=torch.float32
@@ -114,8 +114,8 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     balance = ExpertBalance(model)
     began = time.monotonic()
     for step in range(steps):
-        starts = torch.randint(len(text) - recipe.length, (recipe.batch,))
-        rows = windows(text, starts, recipe.length, recipe.config.bos_token_id)
+        batch, length = recipe.shape(step / steps)
+        rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         torch.autograd.backward(loss)

@@ -1,0 +1,156 @@
+"""What a user may call a model: a preset, a shipped checkpoint, a local directory, or a Hub id that is downloaded.
+
+A preset is the configuration of a released model without its weights: `models/presets/NAME.json` holds `config` (the
+published config.json), `source` (the Hub id it is published under) and `published_parameters` (the elements of the
+released checkpoint, tied weights once and multi-token prediction layers not counted).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from porter.errors import PorterError
+
+PRESETS = Path(__file__).parent / "presets"
+SHIPPED = Path(__file__).parent / "shipped"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A released model's configuration: see the module's docstring for the fields."""
+
+    name: str
+    source: str
+    published_parameters: int
+    fields: dict[str, Any]
+
+    def config(self) -> PreTrainedConfig:
+        """A fresh configuration object of the family's own class."""
+        # transformers moves keys out of the dictionary that it is given (rope_scaling into rope_parameters).
+        fields: dict[str, Any] = json.loads(json.dumps(self.fields))
+        config: PreTrainedConfig = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+        return config
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """What a MODEL argument names.
+
+    `kind` is "preset", "shipped" or "directory"; `directory` holds config, weights and tokenizer, and is None for a
+    preset, whose weights are not at hand. A downloaded Hub snapshot is a "directory".
+    """
+
+    name: str
+    kind: str
+    config: PreTrainedConfig
+    directory: Path | None
+
+
+@cache
+def _presets() -> dict[str, Preset]:
+    presets = {}
+    for file in sorted(PRESETS.glob("*.json")):
+        entry = json.loads(file.read_text(encoding="utf-8"))
+        presets[file.stem] = Preset(file.stem, entry["source"], entry["published_parameters"], entry["config"])
+    return presets
+
+
+def preset(name: str) -> Preset:
+    """The preset `name`. Raises PorterError for a name that is none."""
+    if name not in _presets():
+        raise PorterError(f"{name!r} is not a preset; porter has {', '.join(_presets())}")
+    return _presets()[name]
+
+
+def preset_names(model_type: str | None = None) -> list[str]:
+    """The presets' names, of one family (`deepseek_v3`, `qwen3`, ...) when it is given."""
+    return [name for name, entry in _presets().items() if model_type in (None, entry.fields["model_type"])]
+
+
+def shipped_names() -> list[str]:
+    """The checkpoints that come with porter."""
+    return sorted(file.parent.name for file in SHIPPED.glob("*/config.json"))
+
+
+def shipped_directory(name: str) -> Path | None:
+    """The directory of the shipped checkpoint `name`; None when porter ships no such checkpoint."""
+    return SHIPPED / name if name in shipped_names() else None
+
+
+def resolve(model: str) -> ModelReference:
+    """What `model` names, in this order: shipped checkpoint, preset, local directory, downloaded Hub id.
+
+    Never reaches the network and never runs a checkpoint's own code. A directory called like a preset is meant by
+    writing it as a path (`./qwen3-8b`). Raises PorterError saying what is wrong and what to do.
+    """
+    if not model:
+        raise PorterError(_unknown(model))
+    shipped = shipped_directory(model)
+    if shipped is not None:
+        return ModelReference(model, "shipped", read_config(shipped), shipped)
+    if model in _presets():
+        return ModelReference(model, "preset", _presets()[model].config(), None)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return ModelReference(model, "directory", read_config(path), path)
+    if path.is_file():
+        raise PorterError(f"{model}: a file; MODEL is the directory that holds config.json and the weights")
+    if HUB_ID.fullmatch(model):
+        snapshot = _downloaded_snapshot(model)
+        return ModelReference(model, "directory", read_config(snapshot), snapshot)
+    raise PorterError(_unknown(model))
+
+
+def read_config(directory: Path) -> PreTrainedConfig:
+    """The configuration in `directory`/config.json. Raises PorterError naming the file and the field that is wrong."""
+    file = directory / "config.json"
+    if not file.is_file():
+        raise PorterError(f"{directory}: no config.json; MODEL is a directory that save_pretrained or the Hub laid out")
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise PorterError(f"{file}: not JSON ({error})") from error
+    model_type = fields.get("model_type") if isinstance(fields, dict) else None
+    if not isinstance(model_type, str):
+        raise PorterError(f'{file}: no `model_type`; add the family\'s name, for example "model_type": "qwen3"')
+    if model_type not in CONFIG_MAPPING:
+        raise PorterError(f"{file}: `model_type` is {model_type!r}, which this version of transformers does not know")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever upstream's config class objects to is a fault of the file
+        raise PorterError(f"{file}: {' '.join(str(error).split())}") from error
+    return config
+
+
+def _downloaded_snapshot(hub_id: str) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        names = [name for name, entry in _presets().items() if entry.source.lower() == hub_id.lower()]
+        hint = f"; the preset {names[0]} ports its code without weights" if names else ""
+        message = (
+            f"{hub_id}: neither a directory here nor a downloaded Hub model: run `hf download {hub_id}` first{hint}"
+        )
+        raise PorterError(message) from error
+
+
+def _unknown(model: str) -> str:
+    if model.startswith((".", "/", "~")) or "/" in model:
+        return (
+            f"{model}: no such directory; MODEL is one that holds config.json, or a preset (porter models lists them)"
+        )
+    known = [*_presets(), *shipped_names()]
+    close = difflib.get_close_matches(model.lower(), known, n=3, cutoff=0.5)
+    advice = f"did you mean {' or '.join(close)}?" if close else f"porter has {', '.join(known)}"
+    return f"{model!r} is no preset, shipped checkpoint or directory; {advice}"
