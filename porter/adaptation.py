@@ -54,10 +54,14 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
         raise PorterError(f"--target {target}: porter has no op provider for {chip.name} yet; cpu targets are ported")
     reference = resolve(model)
     config = copy.deepcopy(reference.config)
-    if getattr(config, "quantization_config", None):
-        raise PorterError(
-            f"{model}/config.json: quantization_config: quantized checkpoints are not read yet; give bf16"
-        )
+    if getattr(config, "quantization_config", None) is not None:
+        if reference.directory is not None:
+            raise PorterError(
+                f"{reference.directory}/config.json: quantization_config: quantized checkpoints are not read yet; "
+                "give one in bf16 or fp32"
+            )
+        # A preset's code and plan do not depend on how its published weights are stored.
+        del config.quantization_config
     family = family_of(config.model_type)
     source = family.port(config, "cpu")
     chosen = scheme_named(scheme or _default_scheme(config))

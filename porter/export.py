@@ -82,11 +82,12 @@ def export(
     if weights is None:
         return _write_code_only(port, output, plan)
     checkpoint = Checkpoint.open(weights)
-    check_against(_expected(port, tied), checkpoint)
+    ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
+    dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied)
     outputs = [Output(_tensor_plans(r), r.sources, r.compute) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
     convert(
-        checkpoint, outputs, writer, workers=workers, progress=progress, allow_nonfinite=allow_nonfinite, dropped=()
+        checkpoint, outputs, writer, workers=workers, progress=progress, allow_nonfinite=allow_nonfinite, dropped=dropped
     )
     _write_files(writer.directory, port, {n: str(d) for n, d in checkpoint.digests().items()}, weights, reference_only)
     writer.finish()
