@@ -179,8 +179,8 @@ class Implementation:
     """A provider's kernel for one Op.
 
     `accepts(*arguments)` returns None when `call(*arguments)` computes the Op on these very arguments, else the reason
-    why not, in a few words and the same for every call that fails for that reason. It runs before every call, so it
-    must cost well under a microsecond and never touch values.
+    why not, in a few words and the same for every call that fails for that reason. It must refuse tensors on another
+    device, meta included. It runs before every call, so it must cost well under a microsecond and never touch values.
     """
 
     call: Callable[..., Any]
