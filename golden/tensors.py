@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from porter.golden.sketch import SEED, buckets, project
 from porter.golden.statistics import statistics
 from porter.golden.writer import Writer
 
-_SAMPLES = 16
+_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class TensorEncoder:
     """Turns tensors into nodes: stores them whole, as a sketch, or as statistics alone.
 
     A tensor object met again (a module's output that is the next module's input) is not read again. That it has not
-    changed is taken from its version counter, which every in-place operation of torch advances, and from 16 elements
+    changed is taken from its version counter, which every in-place operation of torch advances, and from 8 elements
     spread over it, for kernels that write without telling torch. Where neither is possible (inference mode, memory of
     another device, strided views) the tensor is read again; equal content is then found by its digest.
     """
@@ -66,11 +65,9 @@ class TensorEncoder:
             return seen.node
         return self._reshaped(seen.node, tensor, shape, stride)
 
-    def _reshaped(self, node: Node, tensor: Tensor, shape: list[int], stride: list[int]) -> Node | None:
-        if node["tensor"] is None:
-            return {**node, "shape": shape, "stride": stride}
+    def _reshaped(self, node: Node, tensor: Tensor, shape: list[int], stride: list[int]) -> Node:
         if not node["digest"].startswith("sha256:"):
-            return None
+            return {**node, "shape": shape, "stride": stride}
         id = self._writer.name(node["digest"], tensor.dtype, tuple(shape)).id
         return {**node, "tensor": id, "shape": shape, "stride": stride}
 
@@ -90,7 +87,8 @@ def _same_elements(view: Tensor, base: Tensor) -> bool:
 
 
 def _sample(tensor: Tensor) -> list[Any]:
-    sample: list[Any] = tensor.detach().view(-1)[:: -(-tensor.numel() // _SAMPLES)].tolist()
+    count = min(_SAMPLES, tensor.numel())
+    sample: list[Any] = tensor.as_strided((count,), (tensor.numel() // count,)).tolist()
     return sample
 
 
@@ -129,7 +127,7 @@ def _keep_statistics(writer: Writer, tensor: Tensor) -> Node:
 
 def _digest(kind: str, tensor: Tensor, stats: dict[str, Any], values: Tensor | None = None) -> str:
     """A digest of what was computed of the tensor: equal for equal tensors, but no proof that they are equal."""
-    described = json.dumps([dtype_name(tensor.dtype), list(tensor.shape), stats]).encode()
+    described = repr((tensor.dtype, tensor.numel(), stats)).encode()
     content = b"" if values is None else values.cpu().numpy().tobytes()
     return f"{kind}:" + hashlib.sha256(described + content).hexdigest()[:32]
 

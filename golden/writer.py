@@ -37,6 +37,7 @@ from porter.golden.format import (
 from porter.golden.store import summary
 
 _FLUSH_LINES = 4096
+_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 _RECORD_FIELDS = tuple(field.name for field in fields(Record))
 _BUFFER = 1 << 20
 
@@ -112,7 +113,7 @@ class Writer:
         if stored is None:
             stored = Stored(f"t{len(self._stored)}", key[1], shape, *self._contents[digest], digest, sketch)
             self._stored[key] = stored
-            self._index_lines.append(json.dumps(stored.to_json()))
+            self._index_lines.append(_ENCODE(stored.to_json()))
         return stored
 
     def record(self, record: Record) -> None:
@@ -158,7 +159,7 @@ class Writer:
             file.close()
 
     def _append(self, line: dict[str, Any]) -> None:
-        self._record_lines.append(json.dumps(line, ensure_ascii=False))
+        self._record_lines.append(_ENCODE(line))
         if len(self._record_lines) >= _FLUSH_LINES:
             self.flush()
 
@@ -215,5 +216,5 @@ class Writer:
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
     aside = path.with_name(f".{path.name}.writing")
-    aside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    aside.write_text("".join(_ENCODE(line) + "\n" for line in lines), encoding="utf-8")
     aside.replace(path)
