@@ -134,7 +134,7 @@ def smollm2_tokenizer(source: GgufFile) -> PreTrainedTokenizerFast:
     types = source["tokenizer.ggml.token_type"]
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=tokens[source["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[source["tokenizer.ggml.eos_token_id"]],

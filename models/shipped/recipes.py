@@ -117,7 +117,7 @@ def byte_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos[0]}:0 $A:0", pair=f"{bos[0]}:0 $A:0 $B:1", special_tokens=[bos]
         )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=recipe.bos_token,
         eos_token=recipe.eos_token,

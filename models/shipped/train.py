@@ -99,9 +99,7 @@ def learning_rate(step: int, steps: int, warmup: int = 50) -> float:
 def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     """A float32 model trained for `steps` batches of the recipe's shape."""
     torch.manual_seed(20260101)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        recipe.config, dtype=torch.float32
-    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(recipe.config, dtype=torch.float32)
     model.train()
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -156,7 +154,7 @@ def write(name: str, steps: int, directory: Path) -> None:
     text, held_out = read_text()
     model = stored_precision(train(recipe, steps, text))
     tokenizer = byte_tokenizer(recipe)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         bos_token_id=recipe.config.bos_token_id,
         eos_token_id=recipe.config.eos_token_id,
         pad_token_id=recipe.config.pad_token_id,

@@ -177,7 +177,7 @@ def test_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    fields = {"model_type": "qwen3", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    fields: dict[str, object] = {"model_type": "qwen3", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
     write_config(tmp_path, fields)
     (tmp_path / "configuration_evil.py").write_text("raise SystemExit('this was run')\n")
     assert type(resolve(str(tmp_path)).config).__name__ == "Qwen3Config"
