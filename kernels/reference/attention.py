@@ -16,6 +16,9 @@ TOLERANCE = Tolerance(
     roundings=1.5,
 )
 
+SCORES = 2**26
+"""Scores held at once, so that a long prefill does not need memory in the square of its length."""
+
 
 def causal_mask(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> torch.Tensor:
     """[queries, keys] bool, True = attend: the last query sees the last key, query i sees keys j <= keys - queries + i,
@@ -53,13 +56,33 @@ def attention_gqa(
     one (see `causal_mask`). A mask [B or 1, 1 or Hq, S, T], bool or additive, decides alone.
     """
     dtype = compute_dtype(query.dtype)
-    group = query.shape[1] // key.shape[1]
-    keys, values = (x.to(dtype).repeat_interleave(group, dim=1) for x in (key, value))
-    scores = torch.matmul(query.to(dtype), keys.transpose(2, 3)) * scaling
+    keys, values = key.to(dtype), value.to(dtype)
     if attention_mask is None:
         attention_mask = causal_mask(query.shape[2], key.shape[2], sliding_window, query.device)
-    output = torch.matmul(masked_softmax(scores, attention_mask), values)
-    return output.to(query.dtype).transpose(1, 2).contiguous()
+    blocks = [
+        _attend(query[:, :, rows].to(dtype), keys, values, attention_mask[..., rows, :], scaling).to(query.dtype)
+        for rows in query_blocks(query, key.shape[2])
+    ]
+    return torch.cat(blocks, dim=1).contiguous()
+
+
+def query_blocks(query: torch.Tensor, keys: int) -> Iterator[slice]:
+    """Blocks of the queries of `query` [B, H, S, D], one at least, whose scores fit in memory."""
+    rows = max(1, SCORES // max(1, query.shape[0] * query.shape[1] * keys))
+    for start in range(0, max(1, query.shape[2]), rows):
+        yield slice(start, start + rows)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """[B, S, Hq, Dv]. Query heads that share a key head go into one product, so that keys are not repeated."""
+    batch, heads, queries, dim = query.shape
+    shared = batch, key.shape[1], heads // key.shape[1] * queries
+    scores = torch.matmul(query.reshape(*shared, dim), key.transpose(2, 3)) * scaling
+    probabilities = masked_softmax(scores.view(batch, heads, queries, key.shape[2]), attention_mask)
+    output = torch.matmul(probabilities.view(*shared, key.shape[2]), value)
+    return output.view(batch, heads, queries, value.shape[-1]).transpose(1, 2)
 
 
 def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -29,7 +29,13 @@ INT8_TOLERANCE = Tolerance(
 
 
 def linear_standard(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N] in the dtype of x."""
+    """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N] in the dtype of x.
+
+    Where the dtypes are one, torch's own product serves: it accumulates fp16 and bf16 in float32 and rounds once, and
+    the weight is not copied.
+    """
+    if x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype):
+        return torch.nn.functional.linear(x, weight, bias)
     dtype = compute_dtype(x.dtype)
     product = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return product.to(x.dtype)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
-from porter.kernels.reference.attention import attended_pairs, causal_mask, mask_inputs, masked_softmax
+from porter.kernels.reference.attention import attended_pairs, causal_mask, mask_inputs, masked_softmax, query_blocks
 from porter.kernels.reference.draw import Draw, spread
 
 TOLERANCE = Tolerance(
@@ -24,12 +24,22 @@ def _split(kv_b_weight: torch.Tensor, heads: int, nope: int) -> tuple[torch.Tens
     return per_head[:, :nope], per_head[:, nope:]
 
 
-def _probabilities(
-    scores: torch.Tensor, query: torch.Tensor, latent: torch.Tensor, attention_mask: torch.Tensor | None
+def _in_blocks(
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    query_nope: torch.Tensor,
+    query_rope: torch.Tensor,
+    keys: int,
+    attention_mask: torch.Tensor | None,
 ) -> torch.Tensor:
+    """[B, S, H, V] from `attend` on blocks of the queries, in the compute dtype, with their rows of the mask."""
+    dtype = compute_dtype(query_nope.dtype)
     if attention_mask is None:
-        attention_mask = causal_mask(query.shape[2], latent.shape[2], None, query.device)
-    return masked_softmax(scores, attention_mask)
+        attention_mask = causal_mask(query_nope.shape[2], keys, None, query_nope.device)
+    blocks = [
+        attend(query_nope[:, :, rows].to(dtype), query_rope[:, :, rows].to(dtype), attention_mask[..., rows, :])
+        for rows in query_blocks(query_nope, keys)
+    ]
+    return torch.cat(blocks, dim=1).to(query_nope.dtype).contiguous()
 
 
 def mla_attention_absorbed(
@@ -50,10 +60,14 @@ def mla_attention_absorbed(
     dtype = compute_dtype(query_nope.dtype)
     key_rows, value_rows = _split(kv_b_weight.to(dtype), query_nope.shape[1], query_nope.shape[-1])
     latent, key_rope = latent.to(dtype), key_rope.to(dtype)
-    absorbed = torch.einsum("bhsn,hnc->bhsc", query_nope.to(dtype), key_rows)
-    scores = absorbed @ latent.transpose(2, 3) + query_rope.to(dtype) @ key_rope.transpose(2, 3)
-    attended = _probabilities(scores * scaling, query_nope, latent, attention_mask) @ latent
-    return torch.einsum("bhsc,hvc->bshv", attended, value_rows).to(query_nope.dtype).contiguous()
+
+    def attend(nope: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        absorbed = torch.einsum("bhsn,hnc->bhsc", nope, key_rows)
+        scores = absorbed @ latent.transpose(2, 3) + rope @ key_rope.transpose(2, 3)
+        attended = masked_softmax(scores * scaling, mask) @ latent
+        return torch.einsum("bhsc,hvc->bshv", attended, value_rows)
+
+    return _in_blocks(attend, query_nope, query_rope, latent.shape[2], attention_mask)
 
 
 def mla_attention_expanded(
@@ -72,9 +86,12 @@ def mla_attention_expanded(
     latent, key_rope = latent.to(dtype), key_rope.to(dtype)
     keys = torch.einsum("btc,hnc->bhtn", latent[:, 0], key_rows)
     values = torch.einsum("btc,hvc->bhtv", latent[:, 0], value_rows)
-    scores = query_nope.to(dtype) @ keys.transpose(2, 3) + query_rope.to(dtype) @ key_rope.transpose(2, 3)
-    output = _probabilities(scores * scaling, query_nope, latent, attention_mask) @ values
-    return output.to(query_nope.dtype).transpose(1, 2).contiguous()
+
+    def attend(nope: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = nope @ keys.transpose(2, 3) + rope @ key_rope.transpose(2, 3)
+        return (masked_softmax(scores * scaling, mask) @ values).transpose(1, 2)
+
+    return _in_blocks(attend, query_nope, query_rope, latent.shape[2], attention_mask)
 
 
 def _value_dim(query_nope: torch.Tensor, kv_b_weight: torch.Tensor) -> int:

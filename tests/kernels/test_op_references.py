@@ -19,6 +19,7 @@ from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from porter.kernels.contract import Case, upcast
+from porter.kernels.reference import attention
 from porter.kernels.reference.attention import causal_mask
 from porter.kernels.reference.linear import int8_product, quantize_per_token
 from porter.kernels.registry import default_registry
@@ -206,6 +207,18 @@ def test_gqa_is_eager_attention() -> None:
     assert compared > 25
 
 
+@pytest.mark.parametrize(
+    ("name", "variant"), [("attention", "gqa"), ("mla_attention", "absorbed"), ("mla_attention", "expanded")]
+)
+def test_attention_in_blocks_of_queries_is_the_same(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [reference(name, variant, *case.arguments) for case in cases(name, variant)]
+    monkeypatch.setattr(attention, "SCORES", 100)
+    for case, expected in zip(cases(name, variant), whole, strict=True):
+        ours = reference(name, variant, *case.arguments)
+        assert ours.is_contiguous()
+        assert_same(ours, expected)
+
+
 @pytest.mark.parametrize(("queries", "keys", "window"), [(1, 1, None), (3, 7, None), (5, 5, 2), (1, 9, 4), (2, 3, 50)])
 def test_causal_mask_by_its_definition(queries: int, keys: int, window: int | None) -> None:
     mask = causal_mask(queries, keys, window, torch.device("cpu"))
@@ -240,6 +253,7 @@ def test_mla_is_deepseeks_expansion_and_eager_attention(variant: str) -> None:
         with float64_mode():
             theirs, _ = deepseek.eager_attention_forward(module, query, key, value, mask, scaling)  # type: ignore[arg-type]
         ours = reference("mla_attention", variant, *case.arguments)
+        assert ours.is_contiguous()
         alive = torch.isfinite(theirs)
         assert (ours[~alive] == 0).all()
         assert_same(ours[alive], theirs[alive])
