@@ -38,15 +38,15 @@ def load(directory: str | Path, *, trust_remote_code: bool = False, strict: bool
     folder = Path(directory)
     manifest = read_manifest(folder)
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    port = _same_code(folder, config, manifest)
-    if port is None and not trust_remote_code:
-        name = next(iter(manifest.get("files", {"modelling file": ""})))
+    port = plan_port(str(folder), str(manifest["chip"]), scheme=str(manifest["scheme"]))
+    different = _different_code(folder, port)
+    if different and not trust_remote_code:
         raise PorterError(
-            f"{folder}/{name}: differs from what this porter writes for the model (edited, or written by another "
+            f"{folder / different}: differs from what this porter writes for the model (edited, or written by another "
             "version); adapt again, or pass --trust-remote-code to run the directory's own code"
         )
-    loader: Any = transformers.AutoModelForCausalLM if port is None else port.source.model_class()
-    keywords = {"trust_remote_code": True} if port is None else {"config": config}
+    loader: Any = transformers.AutoModelForCausalLM if different else port.source.model_class()
+    keywords = {"trust_remote_code": True} if different else {"config": config}
     model = loader.from_pretrained(folder, dtype="auto", local_files_only=True, **keywords).eval()
     section = getattr(config, "porter", {})
     bind_model(
@@ -55,11 +55,10 @@ def load(directory: str | Path, *, trust_remote_code: bool = False, strict: bool
     return model
 
 
-def _same_code(folder: Path, config: Any, manifest: dict[str, Any]) -> Port | None:
-    """The port whose code the directory holds, or None where any code file differs or is missing."""
-    port = plan_port(str(folder), str(manifest["chip"]), scheme=str(manifest["scheme"]))
+def _different_code(folder: Path, port: Port) -> str | None:
+    """The first code file that the directory lacks or has otherwise; None where all are the same."""
     for name, text in code_files(port).items():
         path = folder / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            return None
-    return port
+            return name
+    return None
