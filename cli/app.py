@@ -43,6 +43,9 @@ Example: porter adapt tiny-deepseek-v3 --target cpu --output port"""
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as a shell reports it."""
 
+READER_GONE = 141
+"""Exit status when whoever read stdout went away: 128 + SIGPIPE."""
+
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -52,10 +55,9 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Console entry point: run porter on `arguments` (default: the process's own) and exit with its status."""
     status = run(list(sys.argv[1:] if arguments is None else arguments))
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.exit(status)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if status == READER_GONE:
+        # Python flushes stdout once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(status)
 
 
@@ -67,7 +69,9 @@ def run(arguments: list[str]) -> int:
 def guarded(work: Callable[[], int], debug: bool) -> int:
     """The exit status of `work`, with any error turned into one line on stderr and a status."""
     try:
-        return work()
+        status = work()
+        sys.stdout.flush()
+        return status
     except PorterError as error:
         return _fail(str(error), error.exit_code, debug)
     except UsageError as error:
@@ -78,7 +82,12 @@ def guarded(work: Callable[[], int], debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:
-        return 0
+        return READER_GONE
+    except SystemExit as error:
+        # This is how typer ends on a broken pipe, with a status that means "no" here.
+        if isinstance(error.__context__, BrokenPipeError):
+            return READER_GONE
+        raise
     except Exception as error:
         hint = "" if debug else "; rerun with --debug for the traceback"
         return _fail(f"{type(error).__name__}: {error}{hint}", 2, debug)

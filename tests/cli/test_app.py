@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -136,6 +137,16 @@ def test_help_of_porter_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+@pytest.mark.parametrize("arguments", [["chips"], ["chips", "--json"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_answer(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    script = f"from porter.cli.app import main; main({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", script], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 LEAVES = [
