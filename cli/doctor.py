@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+import subprocess
 from typing import Any
 
 import typer
@@ -14,10 +15,11 @@ from rich.table import Table
 from porter.chips.catalogue import Catalogue, Chip, load_catalogue
 from porter.chips.detect import Machine, detect
 from porter.cli.output import JsonOption, emit, say
+from porter.kernels.cpu.build import BuildError, find_compiler
 
 LIBRARIES = ("porter", "torch", "transformers", "safetensors")
 
-NO_COMPILER = "no C++ compiler (g++, clang++ or CXX): CPU ports run on the reference Ops, correct but slower"
+SLOWER = "CPU ports run on the reference Ops, correct but slower"
 
 
 def doctor(json_output: JsonOption = False) -> None:
@@ -32,15 +34,17 @@ def doctor(json_output: JsonOption = False) -> None:
     problems = [problem] if problem else []
     if machine.chip is None:
         problems.append(f"no chip in the catalogue for this processor ({machine.processor}): --target cpu is refused")
+    compiler, trouble = probe_compiler()
     result = {
         "schema": "porter.doctor/1",
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: _version(name) for name in LIBRARIES},
         "machine": as_json(machine),
+        "compiler": compiler,
         "torch": torch_state,
         "problems": problems,
-        "notes": [] if machine.compiler else [NO_COMPILER],
+        "notes": [f"{trouble}: {SLOWER}"] if trouble else [],
     }
     emit(result, json_output, lambda console: print_report(console, result))
     if problems:
@@ -51,15 +55,25 @@ def doctor(json_output: JsonOption = False) -> None:
 
 def as_json(machine: Machine) -> dict[str, Any]:
     """The machine as the JSON object that --json prints."""
-    compiler = machine.compiler
     return {
         "chip": machine.chip,
         "processor": machine.processor,
         "cores": machine.cores,
         "memory_bytes": machine.memory_bytes,
-        "compiler": {"path": compiler.path, "version": compiler.version} if compiler else None,
         "packages": dict(machine.packages),
     }
+
+
+def probe_compiler() -> tuple[dict[str, str] | None, str | None]:
+    """The C++ compiler that the CPU kernels are built with, as command and version, or None and why there is none."""
+    try:
+        command = find_compiler()
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    except BuildError as error:
+        return None, str(error)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return None, f"the C++ compiler does not run ({error})"
+    return {"command": " ".join(command), "version": done.stdout.partition("\n")[0]}, None
 
 
 def probe_torch(catalogue: Catalogue) -> tuple[dict[str, Any] | None, str | None]:
@@ -100,13 +114,13 @@ def _is_named(chip: Chip, words: str) -> bool:
 def print_report(console: Console, result: dict[str, Any]) -> None:
     """The report for people: one line a fact."""
     machine, torch_state = result["machine"], result["torch"]
-    memory, compiler = machine["memory_bytes"], machine["compiler"]
+    memory, compiler = machine["memory_bytes"], result["compiler"]
     lines = [
         ("system", f"{result['system']}, Python {result['python']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in result["versions"].items())),
         ("CPU", f"{machine['processor']}, {machine['cores']} cores, {_gib(memory)}"),
         ("chip 'cpu'", machine["chip"] or "none in the catalogue"),
-        ("compiler", f"{compiler['path']}: {compiler['version']}" if compiler else "none"),
+        ("compiler", f"{compiler['command']}: {compiler['version']}" if compiler else "none"),
     ]
     if torch_state is None:
         lines.append(("torch", "does not import"))

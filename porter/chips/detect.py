@@ -1,4 +1,4 @@
-"""What this machine is: its CPU chip, cores, memory, compiler, and which vendor torch packages are installed."""
+"""What this machine is: its CPU chip, cores, memory, and which vendor torch packages are installed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +18,6 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
 """What the AVX-512 kernels use; a CPU with fewer of them is an AVX2 CPU to porter."""
 
 AVX2 = frozenset({"avx2", "fma"})
-
-COMPILERS = ("g++", "clang++", "c++")
-"""C++ compilers in the order tried; CXX goes before them."""
 
 VENDOR_PACKAGES: tuple[tuple[str, str], ...] = (
     ("torch_npu", "torch-npu"),
@@ -40,14 +34,6 @@ VENDOR_PACKAGES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: its path and the first line of `--version`."""
-
-    path: str
-    version: str
-
-
-@dataclass(frozen=True)
 class Machine:
     """The machine that runs porter. `chip` is None on a CPU that the catalogue has no chip for."""
 
@@ -55,7 +41,6 @@ class Machine:
     processor: str
     cores: int
     memory_bytes: int | None
-    compiler: Compiler | None
     packages: tuple[tuple[str, str], ...]
     """(import name, version) of the installed vendor packages."""
 
@@ -96,7 +81,6 @@ def detect() -> Machine:
         processor=processor_name(),
         cores=usable_cores(),
         memory_bytes=memory_bytes(),
-        compiler=find_compiler(),
         packages=tuple(vendor_packages()),
     )
 
@@ -123,19 +107,6 @@ def memory_bytes(meminfo: Path = MEMINFO) -> int | None:
         for line in meminfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
-    return None
-
-
-def find_compiler() -> Compiler | None:
-    """The C++ compiler that building the CPU kernels would use: CXX if set, else the first on the PATH that answers."""
-    chosen = shlex.split(os.environ.get("CXX", ""))[:1]
-    for name in chosen or COMPILERS:
-        path = shutil.which(name)
-        if path is None:
-            continue
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)
-        if done.returncode == 0:
-            return Compiler(path, (done.stdout.splitlines() or [""])[0])
     return None
 
 

@@ -67,19 +67,6 @@ def test_vendor_packages_are_found_without_being_imported(tmp_path: Path, monkey
     assert "torch_npu" not in sys.modules
 
 
-def test_the_compiler_is_the_one_that_cxx_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "mycxx"
-    tool.write_text("#!/bin/sh\necho 'my compiler 1.2'\necho more\n", encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setenv("CXX", f"{tool} -march=native")
-    assert detect.find_compiler() == detect.Compiler(str(tool), "my compiler 1.2")
-    monkeypatch.setenv("CXX", str(tmp_path / "absent"))
-    assert detect.find_compiler() is None
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert detect.find_compiler() is None
-
-
 def test_detect_describes_this_machine() -> None:
     machine = detect.detect()
     assert machine.cores >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,11 +71,26 @@ def test_doctor_says_when_torch_does_not_import(
     assert "torch does not import" in err and "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in err
 
 
+def test_doctor_shows_the_compiler_that_builds_the_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "mycxx"
+    tool.write_text("#!/bin/sh\necho 'my compiler 1.2'\necho more\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{tool} -O3")
+    report = as_json("doctor", capsys=capsys)
+    assert report["compiler"] == {"command": f"{tool} -O3", "version": "my compiler 1.2"}
+    assert report["notes"] == []
+    tool.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
+    assert "does not run" in as_json("doctor", capsys=capsys)["notes"][0]
+
+
 def test_doctor_notes_a_missing_compiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = as_json("doctor", capsys=capsys)
-    assert report["machine"]["compiler"] is None
-    assert report["notes"] == [doctor.NO_COMPILER]
+    assert report["compiler"] is None
+    (note,) = report["notes"]
+    assert "no-such-compiler" in note and doctor.SLOWER in note
 
 
 @pytest.mark.parametrize(
