@@ -95,10 +95,12 @@ def leading_cause(report: Mapping[str, Any]) -> Row | None:
     drift = report["first_drift"]
     if drift is not None:
         module = str(drift["module"])
-        here = [c for c in report["causes"] if c["module"] == module or str(c["module"]).startswith(module + ".")]
+        here: list[Row] = [
+            c for c in report["causes"] if c["module"] == module or str(c["module"]).startswith(module + ".")
+        ]
         if here:
             return max(here, key=lambda cause: float(cause["confidence"]))
-    causes: list[Row] = report["causes"]
+    causes: Sequence[Row] = report["causes"]
     return causes[0] if causes else None
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from porter.alignment.drift import Drift
+from porter.alignment.drift import Drift, Inputs
 from porter.alignment.hypotheses.anatomy import attentions
-from porter.alignment.hypotheses.trial import Inputs, Trial, TrialHypothesis
+from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(query positions [S, 1], key positions [1, T]) -> whether the query sees the key."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from porter.alignment.drift import Drift, Parameter
+from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import parts
 from porter.alignment.hypotheses.parameter_scale import factor_of
-from porter.alignment.hypotheses.relation import Finding, ParameterHypothesis, relative
+from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
 from porter.alignment.hypotheses.surgery import set_parameter
 from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 

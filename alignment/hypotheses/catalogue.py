@@ -141,9 +141,10 @@ def _with_ties(causes: Sequence[Cause], floor: float) -> list[Cause]:
     if len(tied) == 1:
         return tied
     first, *others = sorted(tied, key=causes.index)
-    names = ", ".join(sorted({found.kind for found in others} - {first.kind}))
-    if not names:
+    others = list({found.kind: found for found in reversed(others) if found.kind != first.kind}.values())
+    if not others:
         return [first]
+    names = ", ".join(sorted(found.kind for found in others))
     share = max(0.5, 1.0 / len(tied))
     said = f"{first.says} (these inputs do not tell it from {names})"
     return [

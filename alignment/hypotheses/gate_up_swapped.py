@@ -31,8 +31,12 @@ def interleave_halves(weight: torch.Tensor) -> torch.Tensor:
 
 def _swap_children(path: str) -> Callable[[nn.Module], None]:
     def change(module: nn.Module) -> None:
-        owner = module.get_submodule(path)._modules
-        owner["gate_proj"], owner["up_proj"] = owner["up_proj"], owner["gate_proj"]
+        owner = module.get_submodule(path)
+        for leaf in ("weight", "bias"):
+            gate, up = (owner.get_submodule(name)._parameters.get(leaf) for name in ("gate_proj", "up_proj"))
+            if gate is not None:
+                set_parameter(owner, f"gate_proj.{leaf}", up)
+                set_parameter(owner, f"up_proj.{leaf}", gate)
 
     return change
 
@@ -40,8 +44,8 @@ def _swap_children(path: str) -> Callable[[nn.Module], None]:
 def _interleave_children(path: str) -> Callable[[nn.Module], None]:
     def change(module: nn.Module) -> None:
         owner = module.get_submodule(path)
-        gate, up = owner.get_submodule("gate_proj"), owner.get_submodule("up_proj")
-        mixed = interleave_halves(torch.cat((gate.weight, up.weight)))  # type: ignore[list-item]
+        gate, up = (owner.get_parameter(f"{name}.weight") for name in ("gate_proj", "up_proj"))
+        mixed = interleave_halves(torch.cat((gate, up)))
         for name, half in zip(("gate_proj", "up_proj"), mixed.chunk(2), strict=True):
             set_parameter(owner, f"{name}.weight", half)
 
@@ -51,7 +55,7 @@ def _interleave_children(path: str) -> Callable[[nn.Module], None]:
 def _change_experts(path: str, relation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], None]:
     def change(module: nn.Module) -> None:
         owner = module.get_submodule(path)
-        set_parameter(owner, "gate_up_proj", relation(owner.gate_up_proj))  # type: ignore[arg-type]
+        set_parameter(owner, "gate_up_proj", relation(owner.get_parameter("gate_up_proj")))
 
     return change
 

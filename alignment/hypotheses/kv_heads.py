@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import attentions
-from porter.alignment.hypotheses.surgery import set_parameter
+from porter.alignment.hypotheses.surgery import INTERFACES, names_global, wrap_attention
 from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
 
 
-def reorder(tensor: torch.Tensor, order: torch.Tensor, dim: int) -> torch.Tensor:
-    """The blocks along `dim`, one per entry of `order`, put in that order."""
-    blocks = tensor.unflatten(dim, (len(order), -1))
-    return blocks.index_select(dim % tensor.dim(), order).reshape(tensor.shape)
-
-
-def _permute_query_heads(path: str, order: torch.Tensor) -> Change:
-    """Serve query head i by the keys and values of head order[i]: permute what comes in, undo it on the way out."""
+def _query_heads(path: str, order: torch.Tensor) -> Change:
+    """Serve query head h by the keys and values of head order[h]: move the queries there and the outputs back."""
     inverse = order.argsort()
 
-    def change(module: nn.Module) -> None:
-        attention = module.get_submodule(path)
-        for name, dim in (("q_proj.weight", 0), ("q_proj.bias", 0), ("o_proj.weight", 1)):
-            value = _parameter(attention, name)
-            if value is not None:
-                set_parameter(attention, name, reorder(value, inverse, dim))
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def permuted(module: nn.Module, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            output, weights = attend(module, query.index_select(1, inverse), *rest, **options)
+            return output.index_select(2, order), None if weights is None else weights.index_select(1, order)
 
-    return change
+        return permuted
 
-
-def _permute_outputs(path: str, order: torch.Tensor) -> Change:
-    def change(module: nn.Module) -> None:
-        attention = module.get_submodule(path)
-        weight = _parameter(attention, "o_proj.weight")
-        assert weight is not None, "an attention has an output projection"
-        set_parameter(attention, "o_proj.weight", reorder(weight, order, 1))
-
-    return change
+    return lambda module: wrap_attention(module.get_submodule(path), wrap)
 
 
-def _parameter(module: nn.Module, name: str) -> torch.Tensor | None:
-    owner, _, leaf = name.rpartition(".")
-    return module.get_submodule(owner)._parameters.get(leaf) if owner in module._modules else None
+def _output_heads(path: str, order: torch.Tensor) -> Change:
+    """Hand the heads to the output projection in another order."""
+
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def permuted(*given: Any, **options: Any) -> Any:
+            output, weights = attend(*given, **options)
+            return output.index_select(2, order), weights
+
+        return permuted
+
+    return lambda module: wrap_attention(module.get_submodule(path), wrap)
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
@@ -53,7 +46,7 @@ def _trials(drift: Drift) -> Iterator[Trial]:
         config = getattr(attention, "config", None)
         heads = int(getattr(config, "num_attention_heads", 0))
         kv_heads = int(getattr(config, "num_key_value_heads", 0) or heads)
-        if heads < 2 or "kv_b_proj" in attention._modules:
+        if heads < 2 or not names_global(attention, INTERFACES):
             continue
         if 1 < kv_heads < heads:
             served = torch.arange(heads) % kv_heads
@@ -62,10 +55,10 @@ def _trials(drift: Drift) -> Iterator[Trial]:
                 f"Query head h reads key/value head h % {kv_heads} where the source reads h // {heads // kv_heads}: "
                 "repeat each key/value head in place, do not tile them"
             )
-            yield Trial("kv-head-order", says, _permute_query_heads(path, order), part=path)
+            yield Trial("kv-head-order", says, _query_heads(path, order), part=path)
         for words, order in _orders(heads):
             says = f"The heads reach o_proj {words}: gather them in the source's order"
-            yield Trial("head-permutation", says, _permute_outputs(path, order), part=path)
+            yield Trial("head-permutation", says, _output_heads(path, order), part=path)
 
 
 def _orders(heads: int) -> Iterator[tuple[str, torch.Tensor]]:

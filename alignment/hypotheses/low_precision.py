@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from porter.alignment.drift import Drift, Parameter
-from porter.alignment.hypotheses.relation import Finding, ParameterHypothesis, relative
-from porter.alignment.hypotheses.trial import Outcome, Trial, cause
+from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
+from porter.alignment.hypotheses.trial import Outcome, Trial, cause, joined, mapped
 from porter.alignment.report import Cause
 
 MOST_BITS = 16
+MOST_LEVELS = 256
+MOST_ROWS = 0.9
+"""Share of the rows that must lie on a grid: rows of zeros and outliers may not."""
 FORMATS = {11: "float16 or tf32", 8: "bfloat16", 4: "float8 e4m3", 3: "float8 e5m2", 2: "float4 e2m1"}
 
 
@@ -35,13 +38,31 @@ def round_to(values: torch.Tensor, bits: int, towards_zero: bool = False) -> tor
     return torch.ldexp((scaled.trunc() if towards_zero else scaled.round()) / 2.0**bits, exponent)
 
 
-def nearest_levels(source: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """`source` [R, C] rounded per row to the values that `candidate` [R, C] takes there, and the most it takes."""
+def nearest_levels(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """`source` [R, C] rounded per row to the nearest of the values that `candidate` [R, C] takes in that row."""
     levels = candidate.sort(dim=-1)[0].contiguous()
-    distinct = int((levels.diff(dim=-1) != 0).sum(-1).max()) + 1
     right = torch.searchsorted(levels, source.contiguous()).clamp(1, levels.shape[-1] - 1)
     low, high = levels.gather(-1, right - 1), levels.gather(-1, right)
-    return torch.where((source - low).abs() <= (high - source).abs(), low, high), distinct
+    return torch.where((source - low).abs() <= (high - source).abs(), low, high)
+
+
+def grid_levels(values: torch.Tensor) -> int | None:
+    """How many levels the evenly spaced grids span that hold the values [R, C] of each row; None without such grids.
+
+    The step of a row is the smallest gap between two of its values; all gaps must be multiples of it, to 5 %.
+    """
+    ordered = values.sort(dim=-1)[0]
+    span = (ordered[:, -1:] - ordered[:, :1]).clamp_min(1e-300)
+    gaps = ordered.diff(dim=-1)
+    gaps = torch.where(gaps > 1e-6 * span, gaps, torch.inf)
+    step = gaps.amin(-1, keepdim=True)
+    multiples = torch.where(gaps.isinf(), 1.0, gaps / step)
+    on_grid = ((multiples - multiples.round()).abs() < 0.05).all(-1)
+    steps = (span / step).round().squeeze(-1)
+    held = on_grid & (steps < MOST_LEVELS)
+    if float(held.double().mean()) < MOST_ROWS:
+        return None
+    return int(steps[held].max()) + 1
 
 
 def _bits(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
@@ -60,13 +81,13 @@ def _levels(name: str, source: torch.Tensor, candidate: torch.Tensor) -> Iterato
     if source.dim() > 1:
         views.append(("per row", source.flatten(0, -2), candidate.flatten(0, -2)))
     for words, rows, others in views:
-        if rows.shape[-1] < 8:
-            continue
-        rounded, distinct = nearest_levels(rows, others)
-        if distinct <= min(rows.shape[-1] // 4, 2**12):
-            bits = math.ceil(math.log2(max(distinct, 2)))
-            says = f"{name} takes only {distinct} values {words}: it was quantized to {bits} bits; keep its precision"
-            yield Finding("low-precision", relative(rounded, others), says)
+        levels = grid_levels(others) if rows.shape[-1] >= 8 else None
+        if levels is not None and levels > 1:
+            bits = math.ceil(math.log2(levels))
+            says = (
+                f"{name} lies on a grid of {levels} levels {words}: it was quantized to {bits} bits; keep its precision"
+            )
+            yield Finding("low-precision", relative(nearest_levels(rows, others), others), says)
 
 
 @dataclass(frozen=True)
@@ -77,15 +98,15 @@ class OutputPrecision:
 
     def applies(self, drift: Drift) -> bool:
         """Whether the candidate ran in its own precision: in float64 no bits are lost."""
-        return drift.candidate.is_floating_point() and drift.candidate.numel() > 8
+        return drift.lane == "native" and any(drift.tensor in seen for seen in drift.source_output)
 
     def explain(self, drift: Drift) -> Cause | None:
         """The number of bits, when rounding the oracle to them gives the candidate."""
-        bits = significant_bits(drift.candidate)
-        if bits > MOST_BITS or bits >= significant_bits(drift.oracle.to(drift.candidate_dtype)):
+        bits = significant_bits(joined(drift, drift.candidate_output))
+        if bits > MOST_BITS:
             return None
         known = f", as {FORMATS[bits]}" if bits in FORMATS else ""
-        after = relative(drift.candidate, round_to(drift.oracle, bits))
+        after = mapped(drift, lambda tensor: round_to(tensor, bits))
         says = f"The output carries only {bits} significant bits{known}: something on its way stores it narrower"
         return cause(drift, Outcome(Trial("low-precision", says), after))
 

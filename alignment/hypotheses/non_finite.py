@@ -7,14 +7,22 @@ from dataclasses import dataclass
 import torch
 
 from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.trial import joined, mapped
 from porter.alignment.report import Cause
 
 LARGEST = {"float16": 65504.0, "float8 e4m3": 448.0, "float8 e5m2": 57344.0}
 
 
+def _both(drift: Drift) -> tuple[torch.Tensor, torch.Tensor]:
+    """The drifting tensor [tokens, features] of the source and of the candidate; empty where one has none."""
+    if not all(drift.tensor in seen for seen in (*drift.source_output[:1], *drift.candidate_output[:1])):
+        return torch.empty(0, 1), torch.empty(0, 1)
+    return joined(drift, drift.source_output), joined(drift, drift.candidate_output)
+
+
 def _places(bad: torch.Tensor) -> str:
-    """Which tokens of [..., features] have anything bad."""
-    tokens = bad.flatten(0, -2).any(-1) if bad.dim() > 1 else bad
+    """Which tokens of [tokens, features] have anything bad."""
+    tokens = bad.any(-1)
     found = tokens.nonzero().flatten().tolist()
     listed = ", ".join(map(str, found[:4])) + (", ..." if len(found) > 4 else "")
     return f"{int(bad.sum())} of {bad.numel()} values, in {len(found)} of {tokens.numel()} tokens ({listed})"
@@ -28,13 +36,13 @@ class NanOrigin:
 
     def applies(self, drift: Drift) -> bool:
         """Whether the candidate has NaN where the source has none."""
-        return bool(drift.candidate.isnan().any()) and bool(drift.oracle.isfinite().all())
+        source, candidate = _both(drift)
+        return bool(candidate.isnan().any()) and bool(source.isfinite().all())
 
     def explain(self, drift: Drift) -> Cause | None:
         """Where the NaN are; a likely origin where whole tokens are NaN."""
-        bad = drift.candidate.isnan()
-        rows = bad.flatten(0, -2) if bad.dim() > 1 else bad[:, None]
-        whole = bool((rows.all(-1) == rows.any(-1)).all()) and not bool(rows.all())
+        bad = _both(drift)[1].isnan()
+        whole = bool((bad.all(-1) == bad.any(-1)).all()) and not bool(bad.all())
         hint = (
             "; whole tokens at a time, as a fully masked softmax row or an uninitialised buffer gives" if whole else ""
         )
@@ -50,17 +58,19 @@ class Overflow:
 
     def applies(self, drift: Drift) -> bool:
         """Whether the candidate has infinities of its own, or the source exceeds a format's range."""
-        return bool(drift.candidate.isinf().any()) or float(drift.oracle.abs().max()) > min(LARGEST.values())
+        source, candidate = _both(drift)
+        return bool(candidate.isinf().any()) or bool((source.abs() > min(LARGEST.values())).any())
 
     def explain(self, drift: Drift) -> Cause | None:
         """Infinity by name; or the format whose range, when the oracle is clipped to it, gives the candidate."""
-        infinite = drift.candidate.isinf()
+        source, candidate = _both(drift)
+        infinite = candidate.isinf()
         if bool(infinite.any()):
-            largest = float(drift.oracle[infinite].abs().min()) if bool(drift.oracle.isfinite().all()) else float("inf")
+            largest = float(source[infinite].abs().min())
             says = f"Infinity begins here: {_places(infinite)}, where the source's values start at {largest:.4g}"
             return Cause("overflow", drift.module, 0.99, float("inf"), None, f"{says}: use a format with more range")
         for name, largest in LARGEST.items():
-            after = drift.distance(drift.oracle.clamp(-largest, largest))
+            after = mapped(drift, lambda tensor, largest=largest: tensor.clamp(-largest, largest))  # type: ignore[misc]
             if after <= drift.floor:
                 says = f"Values are clipped at {largest:g}, the range of {name}: use bfloat16 or float32 here"
                 return Cause("overflow", drift.module, 0.98, drift.before, after, says)

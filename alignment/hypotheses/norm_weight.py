@@ -16,7 +16,7 @@ from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
 
 def is_zero_centred(norm: nn.Module) -> bool:
     """Whether the norm scales by 1 + w: with w = 0 its output does not vanish."""
-    weight: torch.Tensor = norm.weight  # type: ignore[assignment]
+    weight = norm.get_parameter("weight")
     copied = shallow_copy(norm)
     set_parameter(copied, "weight", torch.zeros_like(weight))
     with torch.no_grad():
@@ -26,7 +26,7 @@ def is_zero_centred(norm: nn.Module) -> bool:
 def _add_to_weight(path: str, amount: float) -> Change:
     def change(module: nn.Module) -> None:
         norm = module.get_submodule(path)
-        set_parameter(norm, "weight", norm.weight + amount)  # type: ignore[operator]
+        set_parameter(norm, "weight", norm.get_parameter("weight") + amount)
 
     return change
 
@@ -34,7 +34,7 @@ def _add_to_weight(path: str, amount: float) -> Change:
 def _fill_weight(path: str, value: float) -> Change:
     def change(module: nn.Module) -> None:
         norm = module.get_submodule(path)
-        set_parameter(norm, "weight", torch.full_like(norm.weight, value))  # type: ignore[arg-type]
+        set_parameter(norm, "weight", torch.full_like(norm.get_parameter("weight"), value))
 
     return change
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import branches
 from porter.alignment.hypotheses.parameter_scale import factor_of
-from porter.alignment.hypotheses.relation import relative
 from porter.alignment.hypotheses.surgery import map_output
-from porter.alignment.hypotheses.trial import Outcome, Trial, cause, distance, solve
+from porter.alignment.hypotheses.trial import Outcome, Trial, cause, distance, joined, mapped, solve
 from porter.alignment.report import Cause
 
+ENOUGH = 8
 GRID = tuple(2.0 ** (exponent / 4) for exponent in range(-24, 25))
 
 
@@ -27,18 +26,17 @@ class OutputRatio:
 
     def applies(self, drift: Drift) -> bool:
         """Whether there are enough numbers for a factor to mean something."""
-        return drift.oracle.numel() > 8
+        return comparable(drift)
 
     def explain(self, drift: Drift) -> Cause | None:
         """The factor, and the distance that it leaves."""
-        factor = factor_of(drift.oracle, drift.candidate)
+        factor = factor_of(joined(drift, drift.source_output), joined(drift, drift.candidate_output))
         if abs(factor) < 1e-6:
             return None
         kind = "logit-scale" if drift.module.endswith("lm_head") else "constant-ratio"
         inverse = f" (1 / {1 / factor:.6g})" if abs(factor) < 1 else ""
         says = f"The output is {factor:.6g}{inverse} times the source's: a factor is missing or applied once too often"
-        after = relative(factor * drift.oracle, drift.candidate) * abs(factor)
-        return cause(drift, Outcome(Trial(kind, says), after))
+        return cause(drift, Outcome(Trial(kind, says), mapped(drift, lambda tensor: factor * tensor)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class OutputOffset:
 
     def applies(self, drift: Drift) -> bool:
         """Whether there are several tokens to tell an offset from an error."""
-        return drift.oracle.dim() > 1 and drift.oracle.flatten(0, -2).shape[0] > 2
+        return comparable(drift) and joined(drift, drift.source_output).shape[0] > 2
 
     def explain(self, drift: Drift) -> Cause | None:
         """The better of the two offsets."""
@@ -81,18 +79,21 @@ class OutputOffset:
         return cause(drift, found)
 
     def _offsets(self, drift: Drift) -> Iterator[Outcome]:
-        error = (drift.candidate - drift.oracle).flatten(0, -2)
-        scale = float(drift.oracle.norm())
+        error = joined(drift, drift.candidate_output) - joined(drift, drift.source_output)
         value = float(error.mean())
         says = f"The output is the source's plus {value:.6g} in every element: subtract it"
-        yield Outcome(Trial("constant-offset", says), _norm(error - value) / scale)
+        yield Outcome(Trial("constant-offset", says), mapped(drift, lambda tensor: tensor + value))
         vector = error.mean(0)
-        says = f"The output is the source's plus one vector (of norm {_norm(vector):.4g}) for every token: a stray bias"
-        yield Outcome(Trial("constant-offset", says), _norm(error - vector) / scale)
+        says = f"The output is the source's plus one vector (norm {float(vector.norm()):.4g}) per token, a stray bias"
+        yield Outcome(Trial("constant-offset", says), mapped(drift, lambda tensor: tensor + vector))
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return float(tensor.norm())
+def comparable(drift: Drift) -> bool:
+    """Whether both sides have the drifting tensor in one shape, with enough numbers for a relation to say something."""
+    if not all(drift.tensor in seen for seen in (*drift.source_output[:1], *drift.candidate_output[:1])):
+        return False
+    source, candidate = joined(drift, drift.source_output), joined(drift, drift.candidate_output)
+    return source.is_floating_point() and source.shape == candidate.shape and source.numel() > ENOUGH
 
 
 RATIO = OutputRatio()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from porter.alignment.drift import Drift, Parameter
+from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.permutation import classify, matching_order
-from porter.alignment.hypotheses.relation import Finding, ParameterHypothesis, relative
+from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
 
 
 def _transposed(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
@@ -20,9 +20,7 @@ def _transposed(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     else:
         rows, columns = source.shape[-2:]
         reshaped = turned.reshape(source.shape)
-        says = (
-            f"{parameter.name} is the [{columns}, {rows}] transpose reshaped to [{rows}, {columns}]: transpose it back"
-        )
+        says = f"{parameter.name} is the [{columns}, {rows}] transpose under the shape of the source: transpose it"
         yield Finding("weight-transposed", relative(reshaped, candidate), says)
         back = source.reshape(*source.shape[:-2], columns, rows).transpose(-1, -2)
         yield Finding("weight-transposed", relative(back, candidate), says)
@@ -47,7 +45,9 @@ EXCHANGED = {
 
 def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     """The candidate's parameter is another one of the source's."""
-    for name, other in drift.other_parameters(parameter):
+    for name, (other, _) in drift.weights.items():
+        if name == parameter.key or other.shape != parameter.candidate.shape:
+            continue
         after = relative(other, parameter.candidate)
         if after > 0.5:
             continue
@@ -70,7 +70,9 @@ def _leaf(name: str) -> str:
 
 def _stale(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     source, candidate = parameter.source, parameter.candidate
-    if not candidate.any() and source.any() and not parameter.name.endswith("bias"):
+    if parameter.name.endswith("bias"):
+        return
+    if not candidate.any() and source.any():
         yield Finding("weight-stale", 0.0, f"{parameter.name} is all zeros: it was never loaded")
     elif candidate.numel() > 8 and bool((candidate == candidate.flatten()[0]).all()):
         value = float(candidate.flatten()[0])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from porter.alignment.drift import Drift, Parameter
-from porter.alignment.hypotheses.relation import Finding, ParameterHypothesis, relative
+from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
 
 BLOCK = 128
 ENOUGH = 4

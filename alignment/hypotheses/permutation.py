@@ -19,7 +19,8 @@ def matching_order(source: torch.Tensor, candidate: torch.Tensor, dim: int) -> t
     """
     if source.shape != candidate.shape or source.shape[dim] < 2:
         return None
-    rows, others = source.movedim(dim, 0).flatten(1), candidate.movedim(dim, 0).flatten(1)
+    size = source.shape[dim]
+    rows, others = source.movedim(dim, 0).reshape(size, -1), candidate.movedim(dim, 0).reshape(size, -1)
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64).to(rows.device)
     projected, wanted = rows.to(torch.float64) @ direction, others.to(torch.float64) @ direction

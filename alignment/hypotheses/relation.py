@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from porter.alignment.drift import Drift, Parameter
+from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.trial import PARTIAL_NEEDED, confidence
 from porter.alignment.report import Cause
 
 ROUNDING = 1e-6
 """A relation that leaves more than this (float32 storage, summed) does not hold exactly."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter by its name in the source module, in float64: what the candidate should have, and what it has."""
+
+    name: str
+    source: torch.Tensor
+    candidate: torch.Tensor
+    key: str
+    """Its key in `Drift.weights`; `name` is what a user knows it by."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,13 @@ def relative(tensor: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def drifted(drift: Drift) -> Iterator[Parameter]:
-    """The parameters of the module that differ from the source's by more than their storage must cost."""
-    for parameter in drift.parameters:
-        if relative(parameter.candidate, parameter.source) > parameter.expected + ROUNDING:
-            yield parameter
+    """The parameters that differ from those of the source module, which are as the candidate should store them."""
+    tensors = dict(drift.source_module.named_parameters()) | dict(drift.source_module.named_buffers())
+    for name, (source, candidate) in drift.weights.items():
+        expected = tensors.get(name, source).detach()
+        if candidate.shape == expected.shape and relative(candidate, expected) > ROUNDING:
+            known_as = name if "." in name else f"{drift.source}.{name}"
+            yield Parameter(known_as, expected, candidate, name)
 
 
 @dataclass(frozen=True)
@@ -60,9 +74,8 @@ class ParameterHypothesis:
         found: list[Cause] = []
         for parameter in drifted(drift):
             before = relative(parameter.candidate, parameter.source)
-            floor = parameter.expected + ROUNDING
             for finding in self.relation(drift, parameter):
-                if finding.after <= max(floor, PARTIAL_NEEDED * before) and finding.after < before:
-                    sure = confidence(before, finding.after, floor)
+                if finding.after <= max(ROUNDING, PARTIAL_NEEDED * before) and finding.after < before:
+                    sure = confidence(before, finding.after, ROUNDING)
                     found.append(Cause(finding.kind, drift.module, sure, before, finding.after, finding.says))
         return max(found, key=lambda c: c.confidence, default=None)

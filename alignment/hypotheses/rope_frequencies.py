@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from porter.alignment.drift import Drift
-from porter.alignment.hypotheses.trial import Inputs, Outcome, Trial, TrialHypothesis, cause, distance, solve
+from porter.alignment.drift import Drift, Inputs
+from porter.alignment.hypotheses.trial import Outcome, Trial, TrialHypothesis, cause, distance, solve
 from porter.alignment.report import Cause
 
 THETAS = (1e3, 1e4, 1e5, 5e5, 1e6, 5e6, 8e6, 1e7, 1e8)

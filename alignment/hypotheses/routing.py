@@ -55,7 +55,8 @@ class Gate:
         )
         kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool)
         kept.scatter_(1, best.sum(dim=-1).topk(self.groups_kept, dim=-1, sorted=False)[1], True)
-        return grouped.masked_fill(~kept.unsqueeze(-1), self.excluded).flatten(-2)
+        limited: torch.Tensor = grouped.masked_fill(~kept.unsqueeze(-1), self.excluded).flatten(-2)
+        return limited
 
 
 def gate_of(router: nn.Module) -> Gate:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+INTERFACES = "ALL_ATTENTION_FUNCTIONS"
 HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -95,6 +96,24 @@ def rebind_forward(module: nn.Module, function: Callable[..., Any]) -> None:
         return function(self, *args, **kwargs)
 
     module.__dict__["forward"] = types.MethodType(forward, module)
+
+
+class WrappedInterfaces:
+    """transformers' table of attention functions, each wrapped: what one instance sees as ALL_ATTENTION_FUNCTIONS."""
+
+    def __init__(self, original: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.original = original
+        self.wrap = wrap
+
+    def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that the original table has for `name`, wrapped."""
+        return self.wrap(self.original.get_interface(name, default))
+
+
+def wrap_attention(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap one instance's attention function: (module, query, key, value, ...) -> (output [B, S, H, D], weights)."""
+    original = forward_function(module).__globals__[INTERFACES]
+    rebind_globals(module, {INTERFACES: WrappedInterfaces(original, wrap)})
 
 
 def map_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
-from porter.alignment.drift import Drift
+from porter.alignment.drift import Drift, Inputs
 from porter.alignment.hypotheses.surgery import shallow_copy
+from porter.alignment.observation import Observation
 from porter.alignment.report import Cause
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[nn.Module], None]
 ChangeInputs = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
 
@@ -58,6 +59,19 @@ def distance(drift: Drift, change: Change | None = None, inputs: ChangeInputs | 
         return math.inf
 
 
+def joined(drift: Drift, observations: Sequence[Observation]) -> torch.Tensor:
+    """The drifting tensor of all steps as one matrix [tokens, features]; a single column where its width varies."""
+    steps = [seen[drift.tensor] for seen in observations if drift.tensor in seen]
+    width = steps[0].shape[-1] if len({step.shape[-1] for step in steps}) == 1 else 1
+    return torch.cat([step.reshape(-1, width) for step in steps])
+
+
+def mapped(drift: Drift, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Distance to the candidate of the source's own output with the drifting tensor passed through `change`."""
+    label = drift.tensor
+    return drift.distance([{**seen, label: change(seen[label])} for seen in drift.source_output if label in seen])
+
+
 def best(drift: Drift, trials: Iterable[Trial]) -> Outcome | None:
     """The trial that comes closest to the candidate; the first of equals."""
     outcomes = [Outcome(trial, distance(drift, trial.change, trial.inputs)) for trial in trials]
@@ -65,7 +79,7 @@ def best(drift: Drift, trials: Iterable[Trial]) -> Outcome | None:
 
 
 def solve(objective: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
-    """(value, distance) at the minimum of `objective`: the best of the positive `grid`, refined between its neighbours."""
+    """(value, distance) at the minimum of `objective`: the best of the positive `grid`, then refined."""
     distances = [objective(value) for value in grid]
     index = min(range(len(grid)), key=distances.__getitem__)
     low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
@@ -114,7 +128,7 @@ class TrialHypothesis:
 
     def applies(self, drift: Drift) -> bool:
         """Whether the source module has the part that the bug needs."""
-        return drift.source_module is not None and next(iter(self.trials(drift)), None) is not None
+        return next(iter(self.trials(drift)), None) is not None
 
     def explain(self, drift: Drift) -> Cause | None:
         """The bug that comes closest to the candidate."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.trial import joined
 from porter.alignment.report import Cause
 
 MOST = 0.9
@@ -26,13 +27,21 @@ class Unknown:
 
     def explain(self, drift: Drift) -> Cause | None:
         """Where the error sits, and whether float64 shows it."""
-        where = "; ".join(localise(drift.candidate, drift.oracle, drift.config))
+        where = ""
+        if all(drift.tensor in seen for seen in (*drift.source_output[:1], *drift.candidate_output[:1])):
+            candidate, source = joined(drift, drift.candidate_output), joined(drift, drift.source_output)
+            where = "; ".join(localise(candidate, source))
         spread = where or "it is spread over all tokens and channels"
-        says = f"No known bug explains this drift of {drift.before:.3g}: {spread}"
+        lane = (
+            "float64 on the same weights agrees with the source, so look at the kernels and their precision"
+            if drift.lane == "native"
+            else "it is there in float64 too, so look at the mathematics or the weights, not at the precision"
+        )
+        says = f"No known bug explains this drift of {drift.before:.3g} in {drift.tensor}: {spread}; {lane}"
         return Cause("unknown", drift.module, 0.05, drift.before, None, says)
 
 
-def localise(candidate: torch.Tensor, oracle: torch.Tensor, config: object = None) -> Iterator[str]:
+def localise(candidate: torch.Tensor, oracle: torch.Tensor) -> Iterator[str]:
     """What is peculiar about where |candidate - oracle|^2 lies in [..., tokens, features]."""
     if candidate.shape != oracle.shape or candidate.dim() < 2:
         return

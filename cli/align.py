@@ -1,0 +1,102 @@
+"""`porter align`: golden against candidate, module by module, and the cause where the numbers drift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from porter.cli.output import JsonOption, emit, progress, say
+
+ALIGNED, NOT_ALIGNED = 0, 1
+PASSES = ("weights", "replay", "free", "all")
+
+
+def align(
+    golden: Annotated[Path, typer.Argument(help="Directory that `porter golden capture` wrote.")],
+    candidate: Annotated[
+        str, typer.Argument(help="Directory of `porter adapt`, checkpoint directory, golden, or FILE.py:FUNCTION.")
+    ],
+    passes: Annotated[
+        str, typer.Option("--pass", help="weights, replay, free or all (cheapest first).", show_default=True)
+    ] = "all",
+    modules: Annotated[str | None, typer.Option(help="Compare only modules whose name matches this regex.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
+    correspondence: Annotated[
+        Path | None, typer.Option(help="JSON list of entries that map the candidate's module names to the source's.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Torch device to run the candidate on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Precision of the candidate: auto, float32, bfloat16, float16.")] = "auto",
+    factor: Annotated[float, typer.Option(help="How many times its own rounding floor a module may err.")] = 2.0,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Find the smallest failing regime (not built yet).")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint contains.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> int:
+    """Compare CANDIDATE with GOLDEN module by module; name the first drift and its cause.
+
+    Exit status 0: aligned. 1: drift, or too little compared to say. 2: bad input.
+
+    Example: porter align golden port --html report.html
+    """
+    check_options(passes, factor, sweep)
+    for path in (html, junit):
+        check_output(path)
+    from porter.alignment.align import align as compare
+    from porter.alignment.report_terminal import print_report
+
+    with progress("aligning") as advance:
+        report = compare(
+            golden,
+            candidate,
+            passes=passes,
+            modules=modules,
+            correspondence=correspondence,
+            device=device,
+            dtype=dtype,
+            factor=factor,
+            trust_remote_code=trust_remote_code,
+            progress=advance,
+        )
+    result: dict[str, Any] = report.to_json()
+    write_reports(result, html, junit)
+    emit(result, json_output, lambda console: print_report(result, console))
+    return ALIGNED if result["verdict"] == "aligned" else NOT_ALIGNED
+
+
+def check_options(passes: str, factor: float, sweep: bool) -> None:
+    """Refuse what cannot be done, before any work. Raises PorterError naming the option."""
+    from porter.errors import PorterError
+
+    if sweep:
+        raise PorterError("--sweep is not built yet; align goldens recorded at the lengths in question one by one")
+    if passes not in PASSES:
+        raise PorterError(f"--pass: {passes!r} is no pass; choose one of {', '.join(PASSES)}")
+    if not factor >= 1.0 or factor == float("inf"):
+        raise PorterError(f"--factor: {factor:g} must be at least 1, since no module errs less than its own rounding")
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse a report path that cannot be written, before the work whose result it is to hold."""
+    from porter.errors import PorterError
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise PorterError(f"{path}: is a directory; name a file to write the report to")
+    if not path.parent.is_dir():
+        raise PorterError(f"{path.parent}: no such directory; create it, or write the report elsewhere")
+
+
+def write_reports(result: dict[str, Any], html: Path | None, junit: Path | None) -> None:
+    """Write the HTML and JUnit files that were asked for, and say where they are."""
+    from porter.alignment.report_html import html as to_html
+    from porter.alignment.report_junit import junit as to_junit
+
+    for path, render in ((html, to_html), (junit, to_junit)):
+        if path is not None:
+            path.write_text(render(result), encoding="utf-8")
+            say(f"wrote {path}")

@@ -1,0 +1,60 @@
+"""Every planted fault is named by its cause, and by no other; within rounding noise too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from faults import FLOOR, drift_of
+from planted import FAULTS, Fault
+
+from porter.alignment.hypotheses.catalogue import CATALOGUE, explain
+from porter.alignment.report import Cause
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "alignment.schema.json").read_text())
+KINDS = SCHEMA["properties"]["causes"]["items"]["properties"]["kind"]["enum"]
+
+
+def causes_of(fault: Fault, floor: float = FLOOR) -> list[Cause]:
+    return explain(drift_of(fault.family, fault.path, fault.plant, floor))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_named(name: str) -> None:
+    fault = FAULTS[name]
+    causes = causes_of(fault)
+    first = causes[0]
+    assert first.kind == fault.kind, causes
+    assert [c.confidence for c in causes] == sorted((c.confidence for c in causes), reverse=True)
+    if first.kind not in ("unknown", "nan-origin", "overflow"):
+        assert first.after is not None and first.after <= FLOOR < first.before
+        assert first.confidence >= 0.5
+        others = {c.kind for c in causes[1:]}
+        assert not others or all(other in first.says for other in others), "a tie says so"
+    assert len(first.says) > 20 and first.says[0] not in " :"
+
+
+def test_catalogue_reports_only_kinds_of_the_contract() -> None:
+    reported = {kind for hypothesis in CATALOGUE for kind in hypothesis.kinds}
+    assert reported <= set(KINDS)
+    assert {fault.kind for fault in FAULTS.values()} <= reported
+    assert CATALOGUE[-1].kinds == ("unknown",)
+
+
+def test_unknown_is_what_is_left_and_never_sure() -> None:
+    causes = causes_of(FAULTS["something else"])
+    assert all(cause.confidence < 0.5 for cause in causes)
+    assert causes[-1].kind == "unknown" or causes[0].kind == "unknown"
+
+
+def test_no_hypothesis_changes_the_source() -> None:
+    for name in ("eps inside a layer", "yarn mscale left out", "residual after the norm", "router bias leaked"):
+        fault = FAULTS[name]
+        drift = drift_of(fault.family, fault.path, fault.plant)
+        before = {key: value.clone() for key, value in drift.source_module.state_dict().items()}
+        explain(drift)
+        after = drift.source_module.state_dict()
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+        assert drift.distance(drift.run(drift.source_module)) == drift.before, "hooks or attributes were left behind"
