@@ -32,7 +32,8 @@ class OpCall:
     tensors, and calls under torch.compile, go through `torch.ops.porter.<name>_<variant>`.
 
     `calls` counts calls by provider; `fallbacks` counts refusals by (provider, reason). Until `bind` is called, the
-    order is that of the machine's CPU. Copies and pickles keep the binding and start counting anew.
+    order is that of the machine's CPU. Copies and pickles keep the binding, start counting anew, and are not forced to
+    the reference; a pickle comes back on the default registry.
     """
 
     porter_op_call = True
@@ -139,7 +140,7 @@ class OpCall:
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("name", "variant", "site", "chip_name", "providers", "strict", "forced")
+        names = ("name", "variant", "site", "chip_name", "providers", "strict")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

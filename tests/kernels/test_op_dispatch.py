@@ -167,7 +167,9 @@ def test_a_copy_keeps_the_binding_and_counts_anew(registry: OpRegistry) -> None:
     call = OpCall("rms_norm", "standard", registry)
     call.bind("cpu", ["narrow"], strict=True, site="here")
     call(*arguments())
+    call.force_reference(True)
     twin = copy.deepcopy(call)
+    call.force_reference(False)
     assert twin.calls == {} and (twin.site, twin.strict, twin.providers) == ("here", True, ("narrow",))
     twin(*arguments())
     assert call.calls == twin.calls == {"narrow": 1}

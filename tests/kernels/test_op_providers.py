@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from porter.kernels.contract import Implementation, Op, tensors
+from porter.kernels.contract import Evidence, Implementation, Op
 from porter.kernels.registry import DEFAULT_CHIP, default_registry
+from porter.kernels.verification import _moved, verify
 
 
 def kernels() -> list[Any]:
@@ -29,29 +30,29 @@ def implementation(op: Op, provider: str) -> Implementation:
 
 @pytest.mark.parametrize(("op", "provider"), kernels())
 def test_kernel_is_within_tolerance_of_the_oracle(op: Op, provider: str) -> None:
-    kernel, accepted = implementation(op, provider), 0
-    with torch.no_grad():
-        for dtype in op.dtypes:
-            for case in op.inputs(dtype):
-                if kernel.accepts(*case.arguments) is not None:
-                    continue
-                accepted += 1
-                outputs = kernel.call(*case.arguments)
-                error = op.error(outputs, op.oracle(*case.arguments), *case.arguments)
-                bound = op.tolerance.relative(dtype, *case.arguments)
-                assert error <= bound, f"{case.label} in {dtype}: {error:.2e}, the bound is {bound:.2e}"
-    assert accepted, f"{provider} accepts none of the cases of {op.name}/{op.variant}"
+    checks = list(verify(op, implementation(op, provider)))
+    failed = [f"{c.label} in {c.dtype}: {c.error:.2e}, the bound is {c.bound:.2e}" for c in checks if not c.passed]
+    assert not failed
+    assert any(not c.refused for c in checks), f"{provider} accepts none of the cases of {op.name}/{op.variant}"
 
 
-@pytest.mark.parametrize(("op", "provider"), kernels())
-def test_kernel_outputs_have_the_shapes_and_dtypes_of_the_reference(op: Op, provider: str) -> None:
-    kernel = implementation(op, provider)
-    with torch.no_grad():
-        for dtype in op.dtypes:
-            for case in op.inputs(dtype):
-                if kernel.accepts(*case.arguments) is None:
-                    ours, theirs = (tensors(f(*case.arguments)) for f in (kernel.call, op.reference))
-                    assert [(t.shape, t.dtype) for t in ours] == [(t.shape, t.dtype) for t in theirs], case.label
+def test_arguments_move_with_their_strides() -> None:
+    wide = torch.arange(60.0).view(3, 20)
+    for tensor in (wide, wide.t(), wide[1:, 2:7], wide[:, ::2], wide[:0], wide.bfloat16()[2, 3:]):
+        moved = _moved(tensor, "cpu")
+        assert torch.equal(moved, tensor) and moved.stride() == tensor.stride()
+
+
+def test_verification_of_the_references_and_of_a_fault() -> None:
+    for op in default_registry().ops.values():
+        honest = Implementation(op.reference, lambda *arguments: None, Evidence("measured"))
+        assert all(check.passed and not check.refused for check in verify(op, honest, op.dtypes[-1:]))
+    op = default_registry().op("rms_norm", "standard")
+    for call in (lambda x, w, e: op.reference(x, w, 0.0), lambda x, w, e: op.reference(x, w, e).double()):
+        faulty = Implementation(call, lambda *arguments: None, Evidence("measured"))
+        assert not all(check.passed for check in verify(op, faulty, [torch.bfloat16]))
+    shy = Implementation(op.reference, lambda *arguments: "never", Evidence("measured"))
+    assert all(check.passed and check.refused == "never" for check in verify(op, shy))
 
 
 @pytest.mark.parametrize(("op", "provider"), kernels())
