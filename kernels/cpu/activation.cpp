@@ -1,0 +1,18 @@
+// SwiGLU: silu(gate) * up, gate first, in float32, rounded once.
+#include "abi.h"
+
+PORTER_EXPORT void porter_swiglu(void* out, const void* gate_up, int64_t rows, int64_t size, int64_t stride,
+                                 int32_t dtype, int32_t threads) {
+  using namespace porter;
+  dispatch(dtype, [&](auto tag) {
+    using T = decltype(tag);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* gate = static_cast<const T*>(gate_up) + row * stride;
+      T* target = static_cast<T*>(out) + row * size;
+      for_each_vector(size, [&](int64_t i, int n) {
+        store_count(target + i, silu(load_count(gate + i, n)) * load_count(gate + size + i, n), n);
+      });
+    }
+  });
+}

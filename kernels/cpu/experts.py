@@ -1,0 +1,116 @@
+"""The routed experts of a mixture on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+import torch
+
+from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, rows_of
+from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
+from porter.kernels.cpu.linear import EXACT_K
+
+_pack_shape = Struct("6q").pack
+Experts = Callable[..., torch.Tensor]
+
+
+def experts(library: KernelLibrary) -> Experts:
+    """float32 or bfloat16 weights."""
+
+    def call(
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        return _run(library, hidden, top_k_index, top_k_weights, gate_up, None, down, None, False)
+
+    return call
+
+
+def int8_experts(library: KernelLibrary, quantize_activations: bool) -> Experts:
+    """int8 weights; with `quantize_activations` both inputs are quantized per token and the sums are exact."""
+
+    def call(
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        gate_up_scale: torch.Tensor,
+        down: torch.Tensor,
+        down_scale: torch.Tensor,
+    ) -> torch.Tensor:
+        return _run(
+            library, hidden, top_k_index, top_k_weights, gate_up, gate_up_scale, down, down_scale, quantize_activations
+        )
+
+    return call
+
+
+def _run(
+    library: KernelLibrary,
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_scale: torch.Tensor | None,
+    down: torch.Tensor,
+    down_scale: torch.Tensor | None,
+    quantize_activations: bool,
+) -> torch.Tensor:
+    x, stride = rows_of(hidden)
+    index, weights = index.contiguous(), weights.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    shape = _pack_shape(*x.shape, down.shape[2], down.shape[0], index.shape[1], stride)
+    library.experts(
+        out.data_ptr(), x.data_ptr(), index.data_ptr(), weights.data_ptr(), gate_up.data_ptr(),
+        None if gate_up_scale is None else gate_up_scale.data_ptr(), down.data_ptr(),
+        None if down_scale is None else down_scale.data_ptr(), shape, quantize_activations, FLOAT_CODES[x.dtype],
+        FLOAT_CODES[weights.dtype], DTYPE_CODES[gate_up.dtype], torch.get_num_threads(),
+    )
+    return out
+
+
+def accepts_experts(
+    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> str | None:
+    """CPU tensors of one dtype, float32 or bfloat16; the router's weights may be either."""
+    if gate_up.dtype is not hidden.dtype or down.dtype is not hidden.dtype:
+        return OTHER_DTYPE
+    return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
+
+
+def accepts_int8(
+    hidden: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_scale: torch.Tensor,
+    down: torch.Tensor,
+    down_scale: torch.Tensor,
+) -> str | None:
+    """float32 or bfloat16 activations, int8 weights with float32 scales."""
+    if gate_up.dtype is not torch.int8 or down.dtype is not torch.int8:
+        return "the weights are not int8"
+    for scale in (gate_up_scale, down_scale):
+        if scale.dtype is not torch.float32 or not scale.is_contiguous() or not scale.is_cpu:
+            return "the scales are not contiguous float32 on the CPU"
+    if gate_up.shape[2] > EXACT_K or down.shape[2] > EXACT_K:
+        return f"K is over {EXACT_K}: int32 sums might overflow"
+    return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
+
+
+def _accepts(
+    hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> str | None:
+    if not (hidden.is_cpu and index.is_cpu and weights.is_cpu and gate_up.is_cpu and down.is_cpu):
+        return NOT_CPU
+    if hidden.dtype not in FLOAT_CODES or weights.dtype not in FLOAT_CODES:
+        return NOT_FLOAT
+    if index.dtype is not torch.int64:
+        return "expert numbers are not int64"
+    if not (gate_up.is_contiguous() and down.is_contiguous()):
+        return NOT_CONTIGUOUS
+    return None if hidden.numel() and index.numel() and down.numel() else EMPTY

@@ -1,0 +1,83 @@
+"""The CPU provider: C++ kernels compiled for this processor at first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from porter.kernels.contract import Evidence, Implementation
+from porter.kernels.cpu import attention, experts, linear, norm, rope
+from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
+from porter.kernels.cpu.library import KernelLibrary
+
+Accepts = Callable[..., "str | None"]
+Make = Callable[[KernelLibrary], Callable[..., Any]]
+
+KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
+    ("rms_norm", "standard"): (norm.accepts_rms_norm, lambda k: norm.rms_norm(k, 0.0)),
+    ("rms_norm", "zero_centered"): (norm.accepts_rms_norm, lambda k: norm.rms_norm(k, 1.0)),
+    ("rms_norm", "gated"): (norm.accepts_gated, norm.gated_rms_norm),
+    ("add_rms_norm", "standard"): (norm.accepts_second, lambda k: norm.add_rms_norm(k, 0.0)),
+    ("add_rms_norm", "zero_centered"): (norm.accepts_second, lambda k: norm.add_rms_norm(k, 1.0)),
+    ("swiglu", "standard"): (norm.accepts_swiglu, norm.swiglu),
+    ("rope", "half"): (rope.accepts_rope, lambda k: rope.rope(k, False)),
+    ("rope", "interleaved"): (rope.accepts_interleaved, lambda k: rope.rope(k, True)),
+    ("linear", "standard"): (linear.accepts_linear, linear.linear),
+    ("linear", "w8a16"): (linear.accepts_int8, linear.linear_w8a16),
+    ("linear", "w8a8"): (linear.accepts_w8a8, linear.linear_w8a8),
+    ("attention", "gqa"): (attention.accepts_attention, attention.attention),
+    ("mla_attention", "absorbed"): (attention.accepts_mla, attention.mla_attention),
+    ("experts", "standard"): (experts.accepts_experts, experts.experts),
+    ("experts", "w8a16"): (experts.accepts_int8, lambda k: experts.int8_experts(k, False)),
+    ("experts", "w8a8"): (experts.accepts_int8, lambda k: experts.int8_experts(k, True)),
+}
+"""(op, variant) to what a kernel accepts and how to make it from the loaded library."""
+
+
+class CpuProvider:
+    """Kernels for the CPU of this machine; see build.py for how they are compiled and cached."""
+
+    name = "cpu"
+
+    def __init__(self, isa: str | None = None) -> None:
+        """`isa` forces an instruction set; None takes `$PORTER_CPU_ISA` or the best that the processor runs."""
+        self.library = KernelLibrary(isa)
+
+    def supported(self, chip_name: str) -> str | None:
+        """None for CPU chips where the kernels are loaded or can be compiled."""
+        if not chip_name.startswith("cpu"):
+            return f"the kernels run on CPUs, not on {chip_name}"
+        if self.library.loaded:
+            return None
+        if self.library.reason is not None:
+            return self.library.reason
+        try:
+            find_compiler()
+            source_directory()
+            selected_isa()
+        except BuildError as error:
+            return str(error)
+        return None
+
+    def implementation(self, name: str, variant: str) -> Implementation | None:
+        """The kernel, which compiles the library when it is first asked whether it accepts a call."""
+        found = KERNELS.get((name, variant))
+        if found is None:
+            return None
+        accepts, make = found
+        return Implementation(make(self.library), self._when_loaded(accepts), self._evidence())
+
+    def _when_loaded(self, accepts: Accepts) -> Accepts:
+        library = self.library
+
+        def accepts_when_loaded(*arguments: Any) -> str | None:
+            reason = accepts(*arguments)
+            if reason is None and not library.loaded:
+                return library.load()
+            return reason
+
+        return accepts_when_loaded
+
+    def _evidence(self) -> Evidence:
+        isa = self.library.isa or "the best instruction set of the processor"
+        return Evidence("measured", f"compiled for {isa} and checked against the reference", device="cpu")

@@ -1,0 +1,62 @@
+"""Rotary position embedding on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+import torch
+
+from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, threads_for
+from porter.kernels.cpu.library import KernelLibrary
+
+Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+# ctypes passes packed bytes several times faster than an array it must build.
+_pack = Struct("22q").pack
+
+
+def rope(library: KernelLibrary, interleaved: bool) -> Rope:
+    """Rotated copies of query and key, in their memory layout."""
+
+    def call(
+        query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+        batch, heads, length, size = query.shape
+        cos_stride = cos.stride() if cos.shape[0] == batch else (0, *cos.stride()[1:])
+        sin_stride = sin.stride() if sin.shape[0] == batch else (0, *sin.stride()[1:])
+        geometry = _pack(
+            batch, length, size, cos.shape[-1], heads, key.shape[1], *query.stride()[:3], *query_out.stride()[:3],
+            *key.stride()[:3], *key_out.stride()[:3], *cos_stride[:2], *sin_stride[:2],
+        )
+        library.rope(
+            query_out.data_ptr(), key_out.data_ptr(), query.data_ptr(), key.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            geometry, interleaved, FLOAT_CODES[query.dtype], FLOAT_CODES[cos.dtype],
+            threads_for(4 * (query.numel() + key.numel())),
+        )
+        return query_out, key_out
+
+    return call
+
+
+def accepts_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+    """float32 or bfloat16 heads, contiguous in the last dimension."""
+    if not (query.is_cpu and key.is_cpu and cos.is_cpu and sin.is_cpu):
+        return NOT_CPU
+    if query.dtype not in FLOAT_CODES or cos.dtype not in FLOAT_CODES:
+        return NOT_FLOAT
+    if key.dtype is not query.dtype or sin.dtype is not cos.dtype:
+        return OTHER_DTYPE
+    if query.dim() != 4 or key.dim() != 4 or cos.dim() != 3:
+        return "query and key are not [B, H, S, D], or cos is not [B, S, R]"
+    if query.stride(3) != 1 or key.stride(3) != 1 or cos.stride(2) != 1 or sin.stride(2) != 1:
+        return "the last dimension is not contiguous"
+    return None if query.numel() and key.numel() else EMPTY
+
+
+def accepts_interleaved(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+    """As `accepts_rope`, with all of the head rotated."""
+    if cos.shape[-1] != query.shape[-1]:
+        return "the interleaved variant rotates whole heads"
+    return accepts_rope(query, key, cos, sin)
