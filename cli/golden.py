@@ -50,7 +50,7 @@ def capture(
     check_request(detail, modules)
     check_directory(output)
     place = device_of(device)
-    directory = source_directory(model)
+    directory = source_directory(model, trust_remote_code)
     texts, rows = _requested(directory, prompts, prompt, tokens)
     if max_length is not None and any(len(row) > max_length for row in rows):
         say(f"{sum(len(row) > max_length for row in rows)} of {len(rows)} prompts cut to {max_length} tokens")

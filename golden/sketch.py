@@ -19,6 +19,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from porter.golden.statistics import l2_norm
+
 SEED = 20240229
 BUCKETS = (127, 191, 251, 383, 509, 761, 1021)
 """Sizes a sketch can have: primes, so that no hidden size is a multiple of one."""
@@ -56,9 +58,10 @@ def _mix(state: numpy.ndarray) -> numpy.ndarray:
 
 def _random_signs(seed: int, stream: int, count: int) -> Tensor:
     """``count`` numbers of +1 or -1 in float32, determined by (seed, stream)."""
-    start = numpy.uint64((seed * 0x9E3779B97F4A7C15 + stream * 0xD1342543DE82EF95) % 2**64)
+    # Mixed before it is counted from: two (seed, stream) must not give shifts of the same sequence.
+    start = _mix(_mix(numpy.array([seed], dtype=numpy.uint64)) + numpy.array([stream], dtype=numpy.uint64))
     counter = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
-    bits = _mix(_mix(counter + start)) >> numpy.uint64(63)
+    bits = _mix(counter + start) >> numpy.uint64(63)
     return torch.from_numpy(bits.astype(numpy.float32) * 2 - 1)
 
 
@@ -108,7 +111,7 @@ def sketch(tensor: Tensor, seed: int = SEED, tensor_bytes: int | None = None) ->
     if size is None or not tensor.is_floating_point():
         values = flat.to(_EXACT_DTYPE)
         return Sketch(values, float(torch.linalg.vector_norm(values)), flat.numel(), seed, exact=True)
-    norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64 if flat.dtype == torch.float64 else torch.float32))
+    norm = float(l2_norm(flat, torch.float64 if flat.dtype == torch.float64 else torch.float32))
     return Sketch(project(flat, size, seed), norm, flat.numel(), seed)
 
 

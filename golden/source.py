@@ -13,15 +13,19 @@ from porter.errors import PorterError
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
-def source_directory(model: str) -> Path:
-    """The directory of a local checkpoint or of a model that porter ships; PorterError if it is neither."""
-    path = Path(model)
-    if not path.is_dir():
-        from porter.models.presets import shipped_directory
+def source_directory(model: str, trust_remote_code: bool = False) -> Path:
+    """The directory with the weights that MODEL names: a shipped model, a checkpoint directory or a downloaded Hub id.
 
-        path = Path(shipped_directory(model))
-    if not (path / "config.json").is_file():
-        raise PorterError(f"{path}: no config.json; expected a checkpoint directory")
+    A checkpoint with its own code is only looked into by transformers, not here. PorterError for a preset, which has no
+    weights to run, and for what names nothing.
+    """
+    if trust_remote_code and Path(model).is_dir():
+        return Path(model)
+    from porter.models.presets import resolve
+
+    path = resolve(model).directory
+    if path is None:
+        raise PorterError(f"{model}: a preset has no weights to record; name a checkpoint directory")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise PorterError(f"{path}: no *.safetensors; a golden needs the model's weights")
     return path

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NORM_ROW = 1024
 _REDUCED_AS_THEY_ARE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -24,11 +25,32 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
         accumulator = torch.float64 if values.dtype == torch.float64 else torch.float32
         low, high = torch.aminmax(values)
         total = values.sum(dtype=accumulator)
-        norm = torch.linalg.vector_norm(values, dtype=accumulator)
+        norm = l2_norm(values, accumulator)
         least, greatest, summed, l2 = _numbers(low, high, total, norm)
         if math.isfinite(summed) and math.isfinite(l2):
             return {"min": least, "max": greatest, "mean": summed / values.numel(), "l2": l2, "nan": 0, "inf": 0}
     return _of_finite_elements(values)
+
+
+def l2_norm(values: Tensor, accumulator: torch.dtype) -> Tensor:
+    """The L2 norm, as a scalar of dtype ``accumulator``, by rows of 1024 elements and then over the rows.
+
+    One flat pass would add every square to a few running sums, whose rounding grows with the length: 2e-5 relative for
+    half a million elements in float32, against 1e-7 by rows.
+    """
+    flat = values.reshape(-1)
+    rows, rest = divmod(flat.numel(), _NORM_ROW)
+    if rows < 2:
+        return _norm(flat, accumulator)
+    parts = torch.linalg.vector_norm(flat[: flat.numel() - rest].view(rows, _NORM_ROW), dim=1, dtype=accumulator)
+    if rest:
+        parts = torch.cat([parts, _norm(flat[-rest:], accumulator).view(1)])
+    return _norm(parts, torch.float64).to(accumulator)
+
+
+def _norm(flat: Tensor, accumulator: torch.dtype) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(flat, dtype=accumulator)
+    return norm
 
 
 def _reducible(tensor: Tensor) -> Tensor:
