@@ -20,7 +20,8 @@ class SourceMismatch(PorterError):
 
 def port_class(lines: list[str], node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
     """The edits on the file's `lines` that turn class `node` into its ported form."""
-    edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in node.decorator_list if _is_kernel_decorator(d)]
+    decorators = [d for d in node.decorator_list if _is_kernel_decorator(d)]
+    edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in decorators]
     methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
     if "forward" not in methods or "__init__" not in methods:
         raise SourceMismatch(f"class {node.name} does not define both __init__ and forward")

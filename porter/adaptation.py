@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 from porter.chips.catalogue import Chip, load_catalogue
 from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
+from porter.kernel_check import KernelCheck, check_kernels
+from porter.kernels.registry import default_registry
 from porter.models.family import Family, family_of
 from porter.models.port import PortedSource
 from porter.models.presets import ModelReference, resolve
@@ -24,7 +27,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Port:
-    """A planned and proven port; `directory` is set once it was exported."""
+    """A planned and proven port; `checks` are of this machine's kernels, `directory` is set once it was exported."""
 
     reference: ModelReference
     family: Family
@@ -36,6 +39,7 @@ class Port:
     correspondence: Correspondence
     layout: Correspondence
     plan: Plan
+    checks: tuple[KernelCheck, ...] = ()
     directory: Path | None = None
 
     def skeleton(self) -> nn.Module:
@@ -156,7 +160,7 @@ def adapt(
     """Port `model` to chip `target` and, unless `plan`, write the directory `output`.
 
     `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
-    when the proof fails or, with `strict`, when an Op has no native provider.
+    when the proof or a kernel's check fails or, with `strict`, when an Op has no native provider.
     """
     port = plan_port(model, target, scheme=scheme, dtype=dtype)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
@@ -168,12 +172,13 @@ def adapt(
         raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
     from porter.export import export
 
+    native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
+    checks = check_kernels(default_registry(), port.chip.name, native, port.dtype)
     return export(
-        port,
+        dataclasses.replace(port, checks=checks),
         Path(output),
         weights=Path(weights) if weights else port.reference.directory,
         workers=workers,
         reference_only=reference_only,
         allow_nonfinite=allow_nonfinite,
     )
-

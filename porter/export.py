@@ -87,7 +87,13 @@ def export(
     outputs = [Output(_tensor_plans(r), r.sources, r.compute) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
     convert(
-        checkpoint, outputs, writer, workers=workers, progress=progress, allow_nonfinite=allow_nonfinite, dropped=dropped
+        checkpoint,
+        outputs,
+        writer,
+        workers=workers,
+        progress=progress,
+        allow_nonfinite=allow_nonfinite,
+        dropped=dropped,
     )
     _write_files(writer.directory, port, {n: str(d) for n, d in checkpoint.digests().items()}, weights, reference_only)
     writer.finish()
@@ -188,6 +194,7 @@ def _certificate(port: Port) -> dict[str, Any]:
         "schema": "porter.certificate/1",
         "proof": {"dtype": "float64", "width": "reduced", "bound": port.source.proof.bound, **port.source.proof.errors},
         "modules": {c.name: c.error for c in port.source.classes},
+        "kernels": [dataclasses.asdict(check) for check in port.checks],
         "alignment": None,
         "says": "proven in float64 at reduced width; run `porter align GOLDEN DIR` to compare this directory's weights",
     }

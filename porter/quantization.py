@@ -1,0 +1,169 @@
+"""Storing weights in fewer bits: the schemes that porter writes, and what each costs in accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from porter.errors import PorterError
+
+INT8_MAX = 127
+"""Largest code. -128 is never used: codes are symmetric, so a kernel may negate one, and pairs of products fit i16."""
+
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+"""2**-126: kernels that flush subnormal numbers would read a smaller scale as zero."""
+
+BLOCK_ELEMENTS = 1 << 18
+"""Weights quantized at a time: their float32 copies stay in the cache, and never exist whole for a stack of experts."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a port stores the weights of its linear layers and experts, and in what its products take activations."""
+
+    name: str
+    weight_dtype: torch.dtype
+    activation: Literal["float", "int8"]
+    description: str
+
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        s.name: s
+        for s in (
+            Scheme("fp32", torch.float32, "float", "weights and activations in float32"),
+            Scheme("bf16", torch.bfloat16, "float", "weights and activations in bfloat16"),
+            Scheme("w8a16", torch.int8, "float", "int8 weights, one float32 scale per output row; float activations"),
+            Scheme("w8a8", torch.int8, "int8", "int8 weights as w8a16; activations int8, one scale per token"),
+        )
+    }
+)
+ALIASES: Mapping[str, str] = MappingProxyType({"int8": "w8a8"})
+"""int8 alone means both sides of the product, as engines and vendors use the word."""
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of that name or alias. Raises PorterError naming the choices."""
+    scheme = SCHEMES.get(ALIASES.get(name, name))
+    if scheme is None:
+        aliases = ", ".join(f"{alias} (= {of})" for alias, of in ALIASES.items())
+        raise PorterError(f"--scheme {name}: is not known; choose one of {', '.join(SCHEMES)}, {aliases}")
+    return scheme
+
+
+def quantize_per_channel(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [..., N, K] of any floating-point dtype -> (codes int8 [..., N, K], scale float32 [..., N]).
+
+    Symmetric: scale = absmax of the row / 127, codes = weight / scale rounded half to even, in [-127, 127]; the error
+    of a weight is at most scale / 2. The arithmetic is float32 (float64 for float64 weights), on the scale as stored.
+
+    A row of zeros, or of no columns, gets scale 1: its codes are 0, so every scale gives exact zeros, and 1 keeps a
+    kernel's reciprocal and its products with activation scales finite. Other scales are at least 2**-126; rows that
+    small (absmax below 1.5e-36) lose relative, never absolute, accuracy. Raises PorterError for NaN, infinity, and
+    float64 rows whose scale does not fit float32.
+    """
+    if not weight.is_floating_point() or weight.dim() < 2:
+        raise PorterError(
+            f"quantize_per_channel: weight is {weight.dtype} {list(weight.shape)}; expected floating point [..., N, K]"
+        )
+    columns = weight.shape[-1]
+    rows = weight.reshape(-1, columns) if columns else weight.reshape(math.prod(weight.shape[:-1]), 0)
+    codes = torch.empty(rows.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.ones(rows.shape[0], dtype=torch.float32, device=weight.device)
+    step = max(1, BLOCK_ELEMENTS // max(columns, 1))
+    for start in range(0, rows.shape[0] if columns else 0, step):
+        block = slice(start, start + step)
+        _quantize_rows(rows[block], codes[block], scale[block])
+    return codes.reshape(weight.shape), scale.reshape(weight.shape[:-1])
+
+
+def _quantize_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
+    wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+    largest = wide.abs().amax(dim=-1)
+    stored = (largest / INT8_MAX).to(torch.float32)
+    if not bool(stored.isfinite().all()):
+        raise PorterError(
+            "quantize_per_channel: weight holds NaN, infinity or a row beyond float32; int8 cannot store it: "
+            "give finite weights or another --scheme"
+        )
+    stored = torch.where(largest == 0, 1.0, stored.clamp(min=SMALLEST_SCALE))
+    scale.copy_(stored)
+    quotient = wide / stored.to(wide.dtype)[:, None]
+    codes.copy_(quotient.round_().clamp_(-INT8_MAX, INT8_MAX))
+
+
+def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """codes int8 [..., N, K] times scale [..., N] -> [..., N, K] in `dtype`.
+
+    One rounding: the product is taken in float32, which holds code and scale exactly (float64 for float64).
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return (codes.to(wide) * scale.to(wide)[..., None]).to(dtype)
+
+
+def expected_relative_error(scheme: str | Scheme, weight: Tensor, activation: Tensor | None = None) -> float:
+    """Estimated relative L2 error that the scheme puts on x @ weight^T, for weight [..., N, K].
+
+    Weights. Rounding to a grid of step s leaves errors uniform in [-s/2, s/2], of variance s^2 / 12; the estimate is
+    the root of their sum over sum(w^2). In int8 s is the row's scale, in floating point the spacing of the dtype's
+    values around each weight, and nothing where the weight's dtype fits already. Those errors are independent of x,
+    and an x without a preferred direction carries the relative error of the weight over to the product unchanged.
+
+    Activations (w8a8). The same step argument with the per-token scale max|x|/127: the relative error is
+    crest / (127 sqrt(12)), where crest = max|x| / rms(x), independent of the weights' error, so squares add. crest is
+    measured per row of `activation` [..., K] where it is given; else it is sqrt(2 ln 2K), the largest of K normal
+    values: outlier channels cost more than that.
+
+    An expectation, not a bound: a product that cancels (|Wx| far below its typical size) is relatively worse, so a
+    budget multiplies it by a factor. 0 for a weight of zeros.
+    """
+    chosen = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    weight_error = _weight_error(chosen, weight)
+    if chosen.activation == "float":
+        return weight_error
+    return math.hypot(weight_error, _crest(activation, weight.shape[-1]) / (INT8_MAX * math.sqrt(12.0)))
+
+
+def _weight_error(scheme: Scheme, weight: Tensor) -> float:
+    if torch.promote_types(weight.dtype, scheme.weight_dtype) == scheme.weight_dtype or weight.numel() == 0:
+        return 0.0
+    step = _int8_step if scheme.weight_dtype == torch.int8 else _float_step(scheme.weight_dtype)
+    error = total = 0.0
+    rows = weight.reshape(-1, weight.shape[-1])
+    for block in rows.split(max(1, BLOCK_ELEMENTS // rows.shape[-1])):
+        wide = block.double()
+        error += float(step(wide).square().expand_as(wide).sum()) / 12.0
+        total += float(wide.square().sum())
+    return 0.0 if total == 0 else math.sqrt(error / total)
+
+
+def _int8_step(rows: Tensor) -> Tensor:
+    """The distance of neighbouring codes in each row [rows, 1]."""
+    return rows.abs().amax(dim=-1, keepdim=True) / INT8_MAX
+
+
+def _float_step(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The distance of neighbouring values of `dtype` around each weight: eps times the power of two below it."""
+
+    def step(rows: Tensor) -> Tensor:
+        exponent = torch.frexp(rows).exponent - 1
+        return torch.where(rows == 0, 0.0, torch.ldexp(torch.full_like(rows, torch.finfo(dtype).eps), exponent))
+
+    return step
+
+
+def _crest(activation: Tensor | None, columns: int) -> float:
+    """max|x| / rms(x): root mean square over the rows of `activation`, weighted by their energy as L2 errors are."""
+    if activation is None:
+        return math.sqrt(2.0 * math.log(2.0 * max(columns, 1)))
+    wide = activation.double()
+    energy = wide.square().sum()
+    if wide.numel() == 0 or energy == 0:
+        return 0.0
+    return math.sqrt(float(wide.abs().amax(dim=-1).square().sum() * wide.shape[-1] / energy))
