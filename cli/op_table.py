@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, get_args
 
 from rich.console import Console
@@ -41,18 +42,27 @@ def accepted_dtypes(op: Op, implementation: Implementation) -> list[str]:
 
 
 def print_ops(console: Console, chip: Chip, rows: list[dict[str, Any]]) -> None:
-    """The table for people: an Op once, then a line per provider."""
+    """The table for people: a line per Op and kernel; what the evidence rests on stands once, below."""
     console.print(f"{chip.name}: {chip.title}\n", markup=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("Op", "provider", "dtypes", "evidence"):
-        table.add_column(heading, no_wrap=heading != "evidence")
-    previous = ""
-    for row in rows:
-        name = f"{row['op']}/{row['variant']}"
-        table.add_row("" if name == previous else name, row["provider"], ", ".join(row["dtypes"]) or "-", _says(row))
-        previous = name
+        table.add_column(heading)
+    grounds: list[str] = []
+    for name, group in groupby(rows, key=lambda row: f"{row['op']}/{row['variant']}"):
+        *kernels, reference = group
+        served = [row for row in kernels if not row["refused"]]
+        for row in served:
+            dtypes = ", ".join(row["dtypes"]) or "none here"
+            table.add_row(name, row["provider"], dtypes, _says(row["evidence"], grounds))
+        if not served:
+            why = "; ".join(f"{row['provider']} {row['refused']}" for row in kernels)
+            table.add_row(name, REFERENCE, ", ".join(reference["dtypes"]), why)
     console.print(table, markup=False)
-    console.print(f"\nevidence, weakest to strongest: {', '.join(get_args(Rung))} (run on the chip)")
+    console.print()
+    for number, ground in enumerate(grounds, start=1):
+        console.print(f"({number}) {ground}", markup=False)
+    console.print("Behind every kernel stands the reference, which defines the Op in plain torch.")
+    console.print(f"Evidence, weakest to strongest: {', '.join(get_args(Rung))} (run on the chip).")
 
 
 def _row(
@@ -73,13 +83,14 @@ def _row(
     }
 
 
-def _says(row: dict[str, Any]) -> str:
-    if row["refused"]:
-        return f"none: {row['refused']}"
-    if row["evidence"] is None:
-        return "defines the Op, in plain torch"
-    evidence = row["evidence"]
-    return ", ".join(filter(None, (evidence["rung"], evidence["detail"], evidence["date"], evidence["device"])))
+def _says(evidence: dict[str, str], grounds: list[str]) -> str:
+    """The rung, with the number of what it rests on, which is added to `grounds` when it is new."""
+    ground = ", ".join(filter(None, (evidence["detail"], evidence["date"], evidence["device"])))
+    if not ground:
+        return evidence["rung"]
+    if ground not in grounds:
+        grounds.append(ground)
+    return f"{evidence['rung']} ({grounds.index(ground) + 1})"
 
 
 def _short(dtype: object) -> str:

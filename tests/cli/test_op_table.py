@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from porter.chips.catalogue import load_catalogue
 from porter.cli import app
-from porter.cli.op_table import op_rows
+from porter.cli.op_table import op_rows, print_ops
 from porter.kernels.contract import Evidence, Implementation
 from porter.kernels.registry import OpRegistry, default_registry
 
@@ -68,3 +70,12 @@ def test_the_command_covers_every_op(capsys: pytest.CaptureFixture[str]) -> None
     assert app.run(["chips", "ascend", "--ops"]) == 0
     text = capsys.readouterr().out
     assert "rms_norm/standard" in text and "defines the Op" in text
+
+
+def test_the_table_says_once_what_the_evidence_rests_on(registry: OpRegistry) -> None:
+    chip = load_catalogue().get("cpu-x86-avx2")
+    page = Console(file=io.StringIO(), width=200)
+    print_ops(page, chip, op_rows(chip, registry))
+    text = page.file.getvalue()  # type: ignore[attr-defined]
+    assert "measured (1)" in text and text.count("tests, 2026-11-30, some CPU") == 1
+    assert "cpu has no kernel for rms_norm/standard" in text
