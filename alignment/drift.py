@@ -1,4 +1,4 @@
-"""What a hypothesis gets: a drifting module, its float64 source, and the distance of a changed source from the candidate.
+"""What a hypothesis gets: a drifting module, its float64 source, and how far a changed source is from the port.
 
 A hypothesis plants a known bug in (a copy of) the source module and asks whether that distance vanishes.
 """

@@ -1,0 +1,207 @@
+"""`porter.align`: golden against candidate, weights, replay and free run, and the causes of what drifts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from porter.alignment.calls import Recorded
+from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
+from porter.alignment.diagnosis import drift_of
+from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
+from porter.alignment.replay import ModuleResult, Replayer, replay_all
+from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
+from porter.alignment.rows import drifts_of, rows_of
+from porter.alignment.source import rebuild_source
+from porter.alignment.verdict import Drifted, coverage, drifted_weights, first_of, skipped_weights, verdict_of
+from porter.alignment.weights import JudgedWeight, adopt, judge, pair_weights
+from porter.errors import PorterError
+from porter.golden.store import Golden
+
+PASSES = ("weights", "replay", "free")
+CAUSES_FOR = 3
+"""How many drifting modules are diagnosed, first in execution order: what follows is seldom another fault."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Findings:
+    """What the passes gather."""
+
+    weights: list[JudgedWeight] = field(default_factory=list)
+    rows: list[ModuleRow] = field(default_factory=list)
+    drifts: list[Drifted] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    compared: set[str] = field(default_factory=set)
+    skipped: list[Skipped] = field(default_factory=list)
+    decisions: int = 0
+    flips: int = 0
+    benign: int = 0
+    tokens: Tokens | None = None
+
+    @property
+    def routing(self) -> Routing | None:
+        """Counts over every router, None where there was none."""
+        return Routing(self.decisions, self.flips, self.benign) if self.decisions else None
+
+
+def align(
+    golden: Golden | str | Path,
+    candidate: Any,
+    *,
+    passes: str | Sequence[str] = PASSES,
+    modules: str | None = None,
+    factor: float = 2.0,
+    correspondence: Any = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    source: nn.Module | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare `candidate` with `golden` module by module and say where it drifts first and why.
+
+    `candidate`: see `load_candidate`. `passes`: "all" or some of weights, replay, free. `modules`: a regular expression
+    that restricts the comparison (what it leaves out is listed and counts as not compared). `factor`: how many times
+    its own rounding noise a module may err. `source`: the source model, where the golden's own reference cannot be
+    rebuilt; it is changed (its weights become the candidate's where these are in order).
+
+    Raises PorterError for input that cannot be compared at all.
+    """
+    golden = golden if isinstance(golden, Golden) else Golden.open(golden)
+    wanted = _passes(passes)
+    pattern = selection(modules)
+    advance = progress or (lambda amount: None)
+    loaded = load_candidate(
+        candidate, correspondence=correspondence, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    if loaded.golden is not None:
+        from porter.alignment.recorded_candidate import align_recorded
+
+        return align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
+    assert loaded.model is not None, "a candidate is a golden or a model"
+    pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)
+    findings = Findings()
+    source = _source(golden, source, findings)
+    if source is not None:
+        source.to(device)
+        _compare_weights(findings, loaded.model, source, pairing, pattern, "weights" in wanted)
+    elif "weights" in wanted and wanted == ("weights",):
+        raise PorterError(findings.skipped[0].why)
+    recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
+    replayer = Replayer(recorded, pairing, loaded.model, source, factor)
+    if "replay" in wanted:
+        _replay(findings, replayer, pattern, advance)
+    if "free" in wanted:
+        from porter.alignment.free_run import free_run
+
+        free_run(findings, replayer, pattern)
+    return _report(golden, loaded, pairing, findings, wanted)
+
+
+def _passes(passes: str | Sequence[str]) -> tuple[str, ...]:
+    asked = (passes,) if isinstance(passes, str) else tuple(passes)
+    if "all" in asked:
+        return PASSES
+    unknown = [name for name in asked if name not in PASSES]
+    if unknown or not asked:
+        raise PorterError(f"passes: {unknown or asked} unknown; choose from {', '.join(PASSES)}, all")
+    return tuple(name for name in PASSES if name in asked)
+
+
+def _source(golden: Golden, given: nn.Module | None, findings: Findings) -> nn.Module | None:
+    if given is not None:
+        return given.eval()
+    try:
+        return rebuild_source(golden)
+    except PorterError as error:
+        findings.skipped.append(Skipped("", f"no float64 oracle: {error}"))
+        return None
+
+
+def _compare_weights(
+    findings: Findings,
+    candidate: nn.Module,
+    source: nn.Module,
+    pairing: Pairing,
+    pattern: re.Pattern[str] | None,
+    asked: bool,
+) -> None:
+    """Judge every weight and make the source the candidate's oracle; listed only where the weights pass was asked for."""
+    for weight in pair_weights(candidate, source, pairing.correspondence):
+        judged = judge(weight)
+        adopt(source, judged)
+        if judged.row.status == "ok":
+            # Only what is wrong is needed again: the values of the rest live in the two models.
+            judged = replace(judged, weight=replace(weight, reference=None, candidate=None))
+        if pattern is None or pattern.search(weight.owner):
+            findings.weights.append(judged)
+    if asked:
+        findings.drifts += drifted_weights(findings.weights, pairing)
+        findings.skipped += skipped_weights([judged.row for judged in findings.weights])
+
+
+def _replay(findings: Findings, replayer: Replayer, pattern: re.Pattern[str] | None, advance: Progress) -> None:
+    pairs = [pair for pair in replayer.pairing.pairs if pattern is None or pattern.search(pair.module)]
+    findings.skipped += [
+        Skipped(pair.module, "not selected by --modules") for pair in replayer.pairing.pairs if pair not in pairs
+    ]
+    diagnosed = 0
+    for result in replay_all(replayer, pairs, advance):
+        _take(findings, replayer, result)
+        if result.drifted and diagnosed < CAUSES_FOR:
+            diagnosed += 1
+            findings.causes += _causes(replayer, result, findings.weights)
+
+
+def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
+    findings.rows += rows_of(result, replayer.candidate.get_submodule(result.pair.module))
+    findings.drifts += drifts_of(result)
+    if result.compared:
+        findings.compared.add(result.pair.module)
+    else:
+        findings.skipped.append(Skipped(result.pair.module, result.why or "no tensor in common with the golden"))
+    for flips in result.flips:
+        if flips is not None:
+            findings.decisions += flips.flipped.numel()
+            findings.flips += int(flips.flipped.sum())
+            findings.benign += int(flips.benign.sum())
+
+
+def _causes(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedWeight]) -> list[Cause]:
+    from porter.alignment.hypotheses.catalogue import explain
+
+    drift = drift_of(replayer, result, weights)
+    return [] if drift is None else explain(drift)
+
+
+def _report(
+    golden: Golden, candidate: Candidate, pairing: Pairing, findings: Findings, passes: tuple[str, ...]
+) -> Report:
+    weights: list[WeightRow] = [judged.row for judged in findings.weights] if "weights" in passes else []
+    asked = findings.weights if "weights" in passes else None
+    compared = findings.compared if set(passes) & {"replay", "free"} else {pair.module for pair in pairing.pairs}
+    covered = coverage(candidate.model, pairing, compared, asked, findings.skipped)
+    order: dict[str, Pair] = pairing.by_module
+    return Report(
+        verdict=verdict_of(findings.drifts, covered),
+        first_drift=first_of(findings.drifts),
+        causes=sorted(findings.causes, key=lambda cause: -cause.confidence),
+        tokens=findings.tokens,
+        routing=findings.routing,
+        coverage=covered,
+        weights=weights,
+        modules=sorted(findings.rows, key=lambda row: (row.step, order[row.module].position)),
+        unmatched={"golden": list(pairing.unmatched_golden), "candidate": list(pairing.unmatched_candidate)},
+        environment={
+            "golden": {"dtype": golden.manifest["dtype"], **golden.manifest.get("environment", {})},
+            "candidate": dict(candidate.environment),
+        },
+    )

@@ -1,0 +1,221 @@
+"""The candidate: what is compared with the golden, wherever it comes from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from porter.correspondence import Correspondence
+from porter.errors import PorterError
+from porter.golden.environment import environment
+from porter.golden.format import HEADER, MANIFEST, dtype_of
+from porter.golden.store import Golden
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to replay and run (`model`), or a recording of one (`golden`); exactly one of the two is there."""
+
+    name: str
+    kind: str
+    model: nn.Module | None = None
+    golden: Golden | None = None
+    correspondence: Correspondence = field(default_factory=Correspondence)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_candidate(
+    given: Any,
+    *,
+    correspondence: Any = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+) -> Candidate:
+    """The candidate behind `given`: a module, a Golden, or the path of one of
+
+    a directory that `porter adapt` wrote, a checkpoint directory, a golden, or `FILE.py:FUNCTION`, whose function
+    returns a module. `correspondence` is a Correspondence, its JSON, or the path of its JSON, and replaces the
+    directory's own. PorterError for anything else, naming the path.
+    """
+    table = read_correspondence(correspondence)
+    if isinstance(given, Golden):
+        return _recorded(given, table)
+    if isinstance(given, nn.Module):
+        return _placed(type(given).__name__, "module", given, table, device, dtype)
+    text = str(given)
+    file, _, function = text.rpartition(":")
+    if file.endswith(".py"):
+        return _placed(text, "python", _from_python(Path(file), function), table, device, dtype)
+    path = Path(text)
+    if not path.is_dir():
+        raise PorterError(f"{path}: no such directory; give a port, a checkpoint, a golden, or FILE.py:FUNCTION")
+    if (path / MANIFEST).exists() or (path / HEADER).exists():
+        return _recorded(Golden.open(path), table)
+    if (path / "port.json").exists():
+        return _port(path, table, device, dtype, trust_remote_code)
+    if not (path / "config.json").exists():
+        raise PorterError(f"{path}: no config.json, port.json or {MANIFEST}: neither checkpoint, port nor golden")
+    return _placed(text, "checkpoint", _from_checkpoint(path, dtype, trust_remote_code), table, device, dtype)
+
+
+def read_correspondence(given: Any) -> Correspondence | None:
+    """A Correspondence from one, from its JSON data, or from a file of it."""
+    if given is None or isinstance(given, Correspondence):
+        return given
+    where = "correspondence"
+    if isinstance(given, str | Path):
+        where = str(given)
+        try:
+            given = json.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PorterError(f"{where}: not readable as JSON ({error})") from error
+    try:
+        return Correspondence.from_json(given)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wanted = '[{"target": "...", "sources": ["..."], "sizes": [1]}]'
+        raise PorterError(f"{where}: expected a list like {wanted}, got trouble with {error}") from error
+
+
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype that most of the model's floating-point elements have; for int8 weights, that of the rest."""
+    counts: Counter[torch.dtype] = Counter()
+    declared = getattr(getattr(model, "config", None), "dtype", None)
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not name.endswith("_scale"):
+            counts[parameter.dtype] += parameter.numel()
+    if isinstance(declared, torch.dtype) and declared in counts:
+        return declared
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def _recorded(golden: Golden, table: Correspondence | None) -> Candidate:
+    described = {"dtype": golden.manifest["dtype"], **golden.manifest.get("environment", {})}
+    return Candidate(str(golden.path), "golden", None, golden, table or Correspondence(), described)
+
+
+def _placed(
+    name: str,
+    kind: str,
+    model: nn.Module,
+    table: Correspondence | None,
+    device: str | torch.device,
+    dtype: str | torch.dtype | None,
+) -> Candidate:
+    wanted = _dtype(dtype)
+    if wanted is not None and wanted != compute_dtype(model):
+        model = model.to(wanted)
+    model = model.to(device).eval()
+    described = {
+        "kind": kind,
+        "name": name,
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "dtype": str(compute_dtype(model)).removeprefix("torch."),
+        "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        **environment(torch.device(device)),
+    }
+    return Candidate(name, kind, model, None, table or _own_correspondence(model), described)
+
+
+def _own_correspondence(model: nn.Module) -> Correspondence:
+    """That of a ported class of `porter.models`; identity for any other."""
+    family = getattr(type(model), "porter_family", None) or _family_of_generated(model)
+    if family is None:
+        return Correspondence()
+    config: Any = model.config
+    table: Correspondence = family.correspondence(config, family.port(config)).modules()
+    return table
+
+
+def _family_of_generated(model: nn.Module) -> Any:
+    if not type(model).__module__.startswith("porter_generated_"):
+        return None
+    from porter.models.family import families
+
+    return families().get(str(getattr(getattr(model, "config", None), "model_type", None)))
+
+
+def _port(
+    path: Path,
+    table: Correspondence | None,
+    device: str | torch.device,
+    dtype: str | torch.dtype | None,
+    trust_remote_code: bool,
+) -> Candidate:
+    from porter.runtime import load, read_manifest
+
+    manifest = read_manifest(path)
+    own = table or read_correspondence(manifest.get("correspondence", [])) or Correspondence()
+    model = load(path, trust_remote_code=trust_remote_code)
+    placed = _placed(str(path), "port", model, own.modules(), device, dtype)
+    told = {"chip": manifest.get("chip"), "scheme": manifest.get("scheme"), "versions": manifest.get("versions")}
+    return Candidate(
+        placed.name, "port", placed.model, None, placed.correspondence, {**placed.environment, **told}
+    )
+
+
+def _from_checkpoint(path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    wanted = _dtype(dtype)
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype="auto" if wanted is None else wanted,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise PorterError(f"{path}: transformers cannot load it: {first}") from error
+    return model
+
+
+def _from_python(file: Path, function: str) -> nn.Module:
+    """What FUNCTION of FILE.py returns; naming the file is consent to run it, with its folder on the path."""
+    if not file.is_file():
+        raise PorterError(f"{file}: no such file; give FILE.py:FUNCTION")
+    if not function.isidentifier():
+        raise PorterError(f"{file}:{function}: {function!r} is no function name; give FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(f"porter_candidate_{file.stem}", file.resolve())
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        build = getattr(module, function, None)
+        if not callable(build):
+            raise PorterError(f"{file}: has no function {function!r}")
+        built = build()
+    except PorterError:
+        raise
+    except Exception as error:
+        raise PorterError(f"{file}:{function}: failed with {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    if not isinstance(built, nn.Module):
+        raise PorterError(f"{file}:{function}: returned a {type(built).__name__}, expected an nn.Module")
+    return built
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    short = {"auto": None, "bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+    if dtype in short:
+        return short[dtype]
+    found = dtype_of(dtype)
+    if not found.is_floating_point:
+        raise PorterError(f"--dtype: {dtype!r} is no floating-point dtype")
+    return found

@@ -1,0 +1,176 @@
+"""From a drifting module to what a hypothesis needs to explain it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.calls import Call
+from porter.alignment.drift import Drift
+from porter.alignment.forcing import ForcedCall, Untouched
+from porter.alignment.lanes import Change, Seen, Side, exactly, run_calls, skipped_children
+from porter.alignment.observation import Observation, worst
+from porter.alignment.pairing import Pair, relative_name
+from porter.alignment.precision_swap import exact
+from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer
+from porter.alignment.weights import JudgedWeight
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedWeight]) -> Drift | None:
+    """The Drift of a module that `result` found over its budget; None where there is no float64 source to compare."""
+    theirs = replayer.source_side(result.pair)
+    if theirs is None or not result.oracle:
+        return None
+    lane = "exact" if any(v is not None and v.over for v in result.exact) else "native"
+    mine = replayer.side(result.pair)
+    calls = oracle_forced(replayer, result) if lane == "exact" else list(result.calls)
+    forced = {name for call in calls for name in call.source_forced}
+    source = _float64_copy(theirs.module, skipped_children(theirs.module, forced))
+    side = replace(theirs, module=source)
+    candidate = _rerun(replayer, mine, calls, result.candidate_exact) if lane == "exact" else result.candidate_native
+    oracle = _observations(run_calls(side, calls, exactly, exact(source, skipped_children(source, forced))))
+    verdicts = [v for v in (result.exact if lane == "exact" else result.native) if v is not None]
+    label, before, index = worst(_observations(candidate), oracle)
+    return Drift(
+        module=result.pair.module,
+        source=result.pair.source,
+        kind=type(mine.module).__name__,
+        lane=lane,
+        tensor=label,
+        step=result.calls[index].step,
+        before=before,
+        floor=max((v.budget for v in verdicts), default=0.0),
+        source_module=source,
+        candidate_module=mine.module,
+        source_output=oracle,
+        candidate_output=_observations(candidate),
+        config=side.config,
+        weights=_weights(result.pair, weights),
+        run_module=_runner(side, calls, forced),
+    )
+
+
+def oracle_forced(replayer: Replayer, result: ModuleResult) -> list[Call]:
+    """The calls with the children's outputs in float64 instead of as recorded.
+
+    The recorded ones are rounded, so a hypothesis that lets a child run would differ from them by that rounding alone.
+    """
+    calls = list(result.calls)
+    for child in replayer.pairing.children(result.pair):
+        if replayer.recorded.has_cache(child) or replayer.pairing.children(child):
+            continue
+        side = replayer.source_side(child)
+        assert side is not None, "the parent has a source"
+        try:
+            outputs = [seen.output for seen in replayer.run_exact(side, replayer.recorded.calls(child, replayer.pairing))]
+        except CANNOT_RUN:
+            continue
+        calls = _with_outputs(replayer, result.pair, child, calls, outputs)
+    return calls
+
+
+def _with_outputs(replayer: Replayer, pair: Pair, child: Pair, calls: list[Call], outputs: list[Any]) -> list[Call]:
+    name = relative_name(child.module, pair.module)
+    if sum(len(call.forced.get(name, ())) for call in calls) != len(outputs):
+        return calls
+    left = iter(outputs)
+    changed = []
+    for call in calls:
+        mine = [next(left) for _ in call.forced.get(name, ())]
+        forced = dict(call.forced) | {name: _outputs(call.forced.get(name, ()), mine)}
+        source_forced = dict(call.source_forced)
+        for index, source in enumerate(child.sources):
+            own = relative_name(source, pair.sources[0])
+            if own in source_forced:
+                parts = [_part(replayer, child, output, index) for output in mine]
+                source_forced[own] = _outputs(source_forced[own], parts)
+        changed.append(replace(call, forced=forced, source_forced=source_forced))
+    return changed
+
+
+def _part(replayer: Replayer, child: Pair, output: Any, index: int) -> Any:
+    if len(child.sources) == 1:
+        return output
+    return replayer.pairing.correspondence.split_output(child.module, output)[index]
+
+
+def _outputs(calls: Sequence[ForcedCall], outputs: Sequence[Any]) -> list[ForcedCall]:
+    return [replace(call, output=output) for call, output in zip(calls, outputs, strict=True)]
+
+
+def _rerun(replayer: Replayer, mine: Side, calls: Sequence[Call], before: Sequence[Seen]) -> Sequence[Seen]:
+    return replayer.run_exact(mine, calls) if any(call.forced for call in calls) else before
+
+
+def _observations(seen: Sequence[Seen]) -> list[Observation]:
+    return [{label: exactly(tensor) for label, tensor in each.tensors.items()} for each in seen]
+
+
+def _float64_copy(module: nn.Module, shared: Sequence[nn.Module]) -> nn.Module:
+    """A float64 copy that owns its tensors, but for the children in `shared`, which are forced and only looked at."""
+    with exact(module, shared):
+        return copy.deepcopy(module, {id(child): child for child in shared})
+
+
+def _runner(side: Side, calls: Sequence[Call], forced: set[str]) -> Callable[[nn.Module, Change | None], list[Observation]]:
+    originals = {name: side.module.get_submodule(name) for name in forced}
+
+    def run(module: nn.Module, inputs: Change | None) -> list[Observation]:
+        changed = replace(side, module=module)
+        precision = exact(module, skipped_children(module, forced))
+        return _observations(run_calls(changed, calls, exactly, precision, untouched_since(originals), inputs))
+
+    return run
+
+
+def untouched_since(originals: Mapping[str, nn.Module]) -> Untouched:
+    """Whether a child still has the parameters, plain attributes and forward that it had. Hooks do not count."""
+
+    def untouched(name: str, child: nn.Module) -> bool:
+        return name in originals and _same(child, originals[name])
+
+    return untouched
+
+
+def _same(module: nn.Module, original: nn.Module) -> bool:
+    if module is original:
+        return True
+    if ("forward" in module.__dict__) != ("forward" in original.__dict__) or type(module) is not type(original):
+        return False
+    for mine, theirs in ((module._parameters, original._parameters), (module._buffers, original._buffers)):
+        if mine.keys() != theirs.keys() or not all(_equal(mine[name], theirs[name]) for name in mine):
+            return False
+    plain = {name for name, value in original.__dict__.items() if isinstance(value, PLAIN)}
+    if any(module.__dict__.get(name) != original.__dict__[name] for name in plain):
+        return False
+    children = dict(original.named_children())
+    return all(name in children and _same(child, children[name]) for name, child in module.named_children())
+
+
+def _equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
+    if mine is None or theirs is None or mine is theirs:
+        return mine is theirs
+    return mine.shape == theirs.shape and mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def _weights(pair: Pair, weights: Sequence[JudgedWeight]) -> dict[str, tuple[Tensor, Tensor]]:
+    """(the source's, the candidate's) values of the pair's own parameters, under the source module's own names."""
+    found = {}
+    for judged in weights:
+        weight = judged.weight
+        if weight.reference is None or weight.candidate is None or not weight.is_parameter:
+            continue
+        for source in pair.sources:
+            if weight.source.startswith(f"{source}."):
+                inner = relative_name(weight.source, source)
+                group = source.rpartition(".")[2]
+                name = inner if len(pair.sources) == 1 else f"{group}.{inner}"
+                found[name] = (exactly(weight.reference), exactly(weight.candidate))
+    return found

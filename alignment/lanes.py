@@ -1,0 +1,148 @@
+"""Running one module over its recorded calls, in float64 or in its own precision, and what is observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.calls import Call, filled_cache, mapped, new_cache
+from porter.alignment.forcing import ForcedCall, Untouched, forcing
+from porter.alignment.observation import Observation, first_tensor, tensors
+from porter.alignment.precision_swap import to_float64
+from porter.alignment.routing import Choice, choice_of
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one call showed: tensors by label, the experts it chose if it is a router, and the value it returned."""
+
+    tensors: Observation
+    choice: Choice | None
+    output: Any
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side of a pair is run.
+
+    `real_cache`: the module itself fills the cache, kept from step to step; else each call gets one that only tells its
+    length. `labels` maps the names of forced children to the candidate's, under which their inputs are observed.
+    """
+
+    module: nn.Module
+    config: Any
+    real_cache: bool
+    source: bool
+    labels: Mapping[str, str]
+    explicit_mask: bool = False
+
+
+def run_calls(
+    side: Side,
+    calls: Sequence[Call],
+    convert: Callable[[Tensor], Tensor],
+    precision: AbstractContextManager[Any] | None = None,
+    untouched: Untouched = lambda name, child: True,
+    change: Change | None = None,
+) -> list[Seen]:
+    """Run the module on every call, tensors passed through `convert` (which must copy). Raises what it raises."""
+    caches: dict[int, Any] = {}
+    results = []
+    with torch.no_grad(), precision or nullcontext():
+        for call in calls:
+            args, kwargs = mapped((call.args, call.kwargs), convert, _cache(side, call, caches, convert))
+            if change is not None:
+                args, kwargs = change(args, kwargs)
+            if side.explicit_mask:
+                kwargs = with_explicit_mask(args, kwargs, call)
+            recorded = call.source_forced if side.source else call.forced
+            forced = {
+                name: [ForcedCall(c.given, mapped(c.output, convert, None), c.run) for c in each]
+                for name, each in recorded.items()
+            }
+            with forcing(side.module, forced, untouched, lambda name: side.labels.get(name, name)) as handed:
+                output = side.module(*args, **kwargs)
+            results.append(_seen(side.module, output, handed, call))
+    return results
+
+
+def _cache(side: Side, call: Call, caches: dict[int, Any], convert: Callable[[Tensor], Tensor]) -> Any:
+    if side.real_cache:
+        if call.batch not in caches:
+            caches.clear()
+            caches[call.batch] = new_cache(side.config)
+        return caches[call.batch]
+    tensor = first_tensor([*call.args, *call.kwargs.values()])
+    floating = tensor is not None and tensor.is_floating_point()
+    dtype = convert(tensor[:0]).dtype if tensor is not None and floating else torch.get_default_dtype()
+    return filled_cache(side.config, call, dtype)
+
+
+def _seen(module: nn.Module, output: Any, handed: Observation, call: Call) -> Seen:
+    choice, found = choice_of(module, output)
+    if choice is None:
+        found = {label: t.detach().clone() for label, t in tensors(output, "output") if t.is_floating_point()}
+        found = _first_is_output(found)
+    observed = {**handed, **found}
+    if call.keep is not None:
+        observed = {label: real(tensor, call.keep) for label, tensor in observed.items() if tensor.dim() < 4}
+    return Seen(observed, choice, output)
+
+
+def _first_is_output(found: Observation) -> Observation:
+    """The first tensor of a model output is "output", as that of a tuple is."""
+    if not found or "output" in found:
+        return found
+    first = next(iter(found))
+    return {"output" if label == first else label: tensor for label, tensor in found.items()}
+
+
+def real(tensor: Tensor, keep: Tensor) -> Tensor:
+    """The rows of `tensor` ([B, S, ...] or [B * S, ...]) that are no padding; others as they are."""
+    if tensor.shape[:2] == keep.shape:
+        return tensor[keep]
+    return tensor[keep.flatten()] if tensor.dim() and tensor.shape[0] == keep.numel() else tensor
+
+
+def exactly(tensor: Tensor) -> Tensor:
+    """A copy, in float64 if floating."""
+    converted = to_float64(tensor)
+    return converted.clone() if converted is tensor else converted
+
+
+def natively(tensor: Tensor) -> Tensor:
+    """A copy."""
+    return tensor.detach().clone()
+
+
+def with_explicit_mask(args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> dict[str, Any]:
+    """`kwargs` with the mask that eager attention adds, where the recorded call left it out or gave booleans.
+
+    Other implementations take no mask as causal; eager attention takes it as none at all.
+    """
+    hidden = first_tensor([*args, *kwargs.values()])
+    if "attention_mask" not in kwargs or hidden is None or hidden.dim() != 3:
+        return kwargs
+    mask = kwargs["attention_mask"]
+    if mask is None:
+        queries, keys = hidden.shape[1], call.past + hidden.shape[1]
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=hidden.device).tril(call.past)[None, None]
+    if mask.dtype != torch.bool:
+        return kwargs
+    lowest = torch.finfo(hidden.dtype).min
+    added = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, lowest)
+    return {**kwargs, "attention_mask": added}
+
+
+def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Module]:
+    """Forced children that have children of their own: their weights are not needed, so they keep their precision."""
+    found = [module.get_submodule(name) for name in forced]
+    return [child for child in found if next(child.children(), None) is not None]

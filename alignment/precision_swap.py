@@ -1,0 +1,66 @@
+"""Running a module in another precision without copying it: its tensors are swapped in place and put back.
+
+In place, because a candidate may be patched by closures over its own objects: a copy would not run the patched code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from porter.kernels.dispatch import using_reference
+from porter.precision import float64_mode
+
+Convert = Callable[[Tensor], Tensor]
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """Floating-point tensors in float64, others as they are."""
+    return tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def swapped(module: nn.Module, convert: Convert, leave: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Every parameter, buffer and tensor attribute of the tree replaced by `convert` of it while the context lasts.
+
+    Modules in `leave`, and what is below them, keep theirs. A tensor used twice is converted once.
+    """
+    undo: list[tuple[dict[str, Tensor], str, Tensor]] = []
+    converted: dict[int, Tensor] = {}
+    try:
+        for owner in _tree(module, set(map(id, leave))):
+            for table in (owner._parameters, owner._buffers, owner.__dict__):
+                for name, tensor in list(table.items()):
+                    if not isinstance(tensor, Tensor):
+                        continue
+                    value = converted.setdefault(id(tensor), convert(tensor))
+                    if value is tensor:
+                        continue
+                    undo.append((table, name, tensor))  # type: ignore[arg-type]
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    table[name] = nn.Parameter(value, requires_grad=False) if is_parameter else value  # type: ignore[index]
+        yield
+    finally:
+        for table, name, tensor in reversed(undo):
+            table[name] = tensor
+
+
+@contextmanager
+def exact(module: nn.Module, leave: Collection[nn.Module] = ()) -> Iterator[None]:
+    """The module in float64, its Ops on their references, hard-coded float32 widened."""
+    with ExitStack() as stack:
+        stack.enter_context(swapped(module, to_float64, leave))
+        stack.enter_context(using_reference(module))
+        stack.enter_context(float64_mode())
+        yield
+
+
+def _tree(module: nn.Module, leave: set[int]) -> Iterator[nn.Module]:
+    if id(module) in leave:
+        return
+    yield module
+    for child in module.children():
+        yield from _tree(child, leave)

@@ -1,0 +1,65 @@
+"""What quantizing activations to int8 per token must cost, so that it is not taken for a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.calls import Call, mapped
+from porter.alignment.observation import errors
+from porter.kernels.dispatch import op_calls
+
+if TYPE_CHECKING:
+    from porter.alignment.lanes import Side
+    from porter.alignment.replay import ModuleResult, Replayer
+
+INT8_LEVELS = 127.0
+# The activations between the two projections of an expert are quantized too, and the errors add in the mean square.
+EXPERT_SLACK = 3.0
+
+
+def quantizes_activations(module: nn.Module) -> Literal["linear", "experts"] | None:
+    """Which of the module's own Ops quantize their activations (scheme w8a8), if any."""
+    own = {call.name for site, call in op_calls(module) if "." not in site and call.variant == "w8a8"}
+    return "linear" if "linear" in own else "experts" if "experts" in own else None
+
+
+def rounded_per_token(tensor: Tensor) -> Tensor:
+    """[..., K] rounded to 255 levels of absmax / 127 per row, ties to even, in float64, as the Op linear/w8a8 does."""
+    exact = tensor.to(torch.float64)
+    scale = exact.abs().amax(dim=-1, keepdim=True).clamp_min(1e-300) / INT8_LEVELS
+    return (exact / scale).round() * scale
+
+
+def rounded_activations(calls: Sequence[Call]) -> list[Call]:
+    """The calls with their hidden states as the int8 product sees them."""
+    return [
+        replace(
+            call,
+            args=mapped(call.args, _rounded_floats),
+            kwargs=mapped(call.kwargs, _rounded_floats),
+        )
+        for call in calls
+    ]
+
+
+def activation_cost(module: nn.Module, replayer: Replayer, source: Side, result: ModuleResult) -> float:
+    """The relative error that quantized activations may add to stacked experts; 0 for other modules."""
+    if quantizes_activations(module) != "experts":
+        return 0.0
+    calls = [replace(call, args=(_rounded_floats(call.args[0]), *call.args[1:])) for call in result.calls]
+    quantized = replayer.run_exact(source, calls)
+    found = [
+        error
+        for seen, oracle in zip(quantized, result.oracle, strict=True)
+        for error in errors(seen.tensors, oracle.tensors).values()
+    ]
+    return EXPERT_SLACK * max(found, default=0.0)
+
+
+def _rounded_floats(tensor: Tensor) -> Tensor:
+    return rounded_per_token(tensor) if tensor.is_floating_point() else tensor

@@ -1,0 +1,220 @@
+"""The replay pass: every module on golden inputs, in float64 against its source and in its own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.budget import Verdict, judged_exact, judged_native
+from porter.alignment.calls import Call, Recorded, source_module
+from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
+from porter.alignment.observation import Observation, tensors
+from porter.alignment.pairing import Pair, Pairing, relative_name
+from porter.alignment.precision_swap import exact, swapped
+from porter.alignment.quantization_cost import activation_cost, quantizes_activations, rounded_activations
+from porter.alignment.routing import COMBINE, Flips, flips, score_noise
+from porter.errors import PorterError
+from porter.kernels.dispatch import op_calls
+
+# What a module may raise when it cannot run in float64 or on these inputs: everything that torch and Python raise for
+# unfit values. Anything else is a defect of the aligner and shows itself.
+CANNOT_RUN = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError)
+
+
+@dataclass
+class ModuleResult:
+    """What the replay of one pair found, per recorded call."""
+
+    pair: Pair
+    calls: Sequence[Call]
+    exact: list[Verdict | None] = field(default_factory=list)
+    native: list[Verdict | None] = field(default_factory=list)
+    flips: list[Flips | None] = field(default_factory=list)
+    why: str = ""
+    """Why a lane, or the whole replay, is missing."""
+    candidate_exact: list[Seen] = field(default_factory=list)
+    candidate_native: list[Seen] = field(default_factory=list)
+    oracle: list[Seen] = field(default_factory=list)
+
+    @property
+    def compared(self) -> bool:
+        """Whether any lane was run to an end."""
+        return any(v is not None for v in (*self.exact, *self.native))
+
+    @property
+    def drifted(self) -> bool:
+        """Whether a call is over its budget in either lane, or flipped an expert with margin."""
+        over = any(v is not None and v.over for v in (*self.exact, *self.native))
+        return over or any(bool((f.flipped & ~f.benign).any()) for f in self.flips if f is not None)
+
+
+@dataclass
+class Replayer:
+    """Replays pairs one by one; holds the two models, their golden and the settings."""
+
+    recorded: Recorded
+    pairing: Pairing
+    candidate: nn.Module
+    source: nn.Module | None
+    factor: float
+
+    def replay(self, pair: Pair) -> ModuleResult:
+        """Run the pair's lanes over every recorded call."""
+        try:
+            calls = self.recorded.calls(pair, self.pairing)
+        except PorterError as error:
+            return ModuleResult(pair, (), why=str(error))
+        if not any(True for call in calls for _ in tensors([call.output], "")):
+            return ModuleResult(pair, calls, why="its output holds no tensors")
+        result = ModuleResult(pair, calls)
+        mine, theirs = self.side(pair), self.source_side(pair)
+        try:
+            result.candidate_native = run_calls(mine, calls, natively)
+        except CANNOT_RUN as error:
+            result.why = f"the candidate cannot be called as recorded: {_line(error)}"
+            return result
+        self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
+        if theirs is None:
+            self._against_golden(result)
+        else:
+            self._against_oracle(result, mine, theirs)
+        return result
+
+    def _against_oracle(self, result: ModuleResult, mine: Side, theirs: Side) -> None:
+        calls = self._quantized(mine.module, result.calls)
+        try:
+            result.oracle = self.run_exact(theirs, calls)
+            rounded = self._run_rounded(theirs, calls)
+        except CANNOT_RUN as error:
+            result.why = f"the source cannot be replayed in float64: {_line(error)}"
+            self._against_golden(result)
+            return
+        self._note_dtypes(result.pair, rounded)
+        cost = activation_cost(mine.module, self, theirs, result)
+        try:
+            result.candidate_exact = self.run_exact(mine, result.calls)
+        except CANNOT_RUN as error:
+            result.why = f"cannot run in float64, judged in its own precision alone: {_line(error)}"
+        tolerance = 1e-6 * _position_scale(result.calls)
+        result.exact = [
+            judged_exact(seen.tensors, oracle.tensors, cost, tolerance)
+            for seen, oracle in zip(result.candidate_exact, result.oracle, strict=False)
+        ]
+        for seen, oracle, noise in zip(result.candidate_native, result.oracle, rounded, strict=True):
+            result.flips.append(self._flips(theirs.module, seen, oracle, noise))
+            result.native.append(self._native(seen, oracle, noise, result.flips[-1], cost))
+
+    def _native(self, seen: Seen, oracle: Seen, noise: Seen, flipped: Flips | None, cost: float) -> Verdict | None:
+        views = [seen.tensors, oracle.tensors, noise.tensors]
+        if flipped is not None and oracle.choice is not None and noise.choice is not None:
+            # The weights of a token with other experts cannot agree; the flip itself is judged by its margin.
+            same = ~flipped.flipped & ~(noise.choice.sets() != oracle.choice.sets()).any(dim=1)
+            views = [_unflipped(view, same) for view in views]
+        return judged_native(views[0], views[1], views[2], self.factor, cost)
+
+    def _flips(self, router: nn.Module, seen: Seen, oracle: Seen, noise: Seen) -> Flips | None:
+        if seen.choice is None or oracle.choice is None:
+            return None
+        return flips(router, seen.choice, oracle.choice, score_noise(router, noise.choice, oracle.choice, self.factor))
+
+    def _against_golden(self, result: ModuleResult) -> None:
+        """Without an oracle the recorded output is the yardstick, and unit roundoff the only known noise."""
+        result.why = result.why or "no float64 oracle: compared with the recorded output alone"
+        for seen, call in zip(result.candidate_native, result.calls, strict=True):
+            golden = {label: t for label, t in tensors(call.output, "output") if t.is_floating_point()}
+            mine = {label: t for label, t in seen.tensors.items() if label in golden}
+            result.native.append(judged_native(mine, golden, {}, 4 * self.factor, 0.0))
+
+    def side(self, pair: Pair) -> Side:
+        """The candidate's side of a pair."""
+        module = self.candidate.get_submodule(pair.module)
+        config = getattr(self.candidate, "config", getattr(self.source, "config", None))
+        implementation = getattr(getattr(module, "config", config), "_attn_implementation", None)
+        return Side(module, config, self._fills_cache(pair), False, {}, implementation == "eager")
+
+    def source_side(self, pair: Pair) -> Side | None:
+        """The source's side; None where there is no source model."""
+        if self.source is None:
+            return None
+        labels = {}
+        for child in self.pairing.children(pair):
+            for source in child.sources:
+                labels[relative_name(source, pair.sources[0])] = relative_name(child.module, pair.module)
+        config = getattr(self.source, "config", None)
+        return Side(source_module(self.source, pair), config, self._fills_cache(pair), True, labels)
+
+    def run_exact(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
+        """One side in float64."""
+        return run_calls(side, calls, exactly, exact(side.module, _left_alone(side, calls)))
+
+    def _run_rounded(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
+        """The source in the candidate's own precision: the noise that rounding makes on these inputs."""
+        precision = swapped(side.module, self._to_native, _left_alone(side, calls))
+        return run_calls(side, calls, self._natively, precision)
+
+    def _natively(self, tensor: Tensor) -> Tensor:
+        """A copy; what was rounded to int8 levels in float64 comes back to the candidate's dtype."""
+        return natively(tensor.to(self.recorded.dtype) if tensor.dtype == torch.float64 else tensor)
+
+    def _to_native(self, tensor: Tensor) -> Tensor:
+        recorded = self.recorded
+        wide = tensor.is_floating_point() and torch.finfo(tensor.dtype).eps < torch.finfo(recorded.dtype).eps
+        return tensor.to(recorded.dtype) if wide and tensor.dtype == recorded.recorded_dtype else tensor
+
+    def _note_dtypes(self, pair: Pair, rounded: Sequence[Seen]) -> None:
+        if len(pair.sources) != 1:
+            return
+        for record, seen in zip(self.recorded.records[pair.sources[0]], rounded, strict=False):
+            self.recorded.note_dtypes(record, [tensor for _, tensor in tensors(seen.output, "")])
+
+    def _fills_cache(self, pair: Pair) -> bool:
+        below = self.pairing.children(pair)
+        return self.recorded.has_cache(pair) and not any(self.recorded.has_cache(child) for child in below)
+
+    def _quantized(self, module: nn.Module, calls: Sequence[Call]) -> Sequence[Call]:
+        return rounded_activations(calls) if quantizes_activations(module) == "linear" else calls
+
+
+def replay_all(replayer: Replayer, pairs: Sequence[Pair], advance: Callable[[int], None]) -> Iterator[ModuleResult]:
+    """The results in execution order, one at a time: nothing of a module is kept once the next is asked for."""
+    for pair in pairs:
+        yield replayer.replay(pair)
+        advance(1)
+
+
+def provider_of(module: nn.Module) -> tuple[str | None, str | None]:
+    """(op, provider) that served a module's own Ops most; (None, None) for a module without Ops."""
+    own = [call for site, call in op_calls(module) if "." not in site and call.calls]
+    if not own:
+        return None, None
+    busiest = max(own, key=lambda call: sum(call.calls.values()))
+    return f"{busiest.name}/{busiest.variant}", max(busiest.calls, key=busiest.calls.__getitem__)
+
+
+def _left_alone(side: Side, calls: Sequence[Call]) -> list[nn.Module]:
+    forced = {name for call in calls for name in (call.source_forced if side.source else call.forced)}
+    return skipped_children(side.module, forced)
+
+
+def _position_scale(calls: Sequence[Call]) -> float:
+    """Angles are position times frequency: a table's last bit grows with the position."""
+    highest = 1.0
+    for call in calls:
+        for label, tensor in tensors([call.args, call.kwargs], ""):
+            if label.endswith("position_ids") or (tensor.dtype == torch.int64 and len(call.args) == 2):
+                highest = max(highest, float(tensor.max())) if tensor.numel() else highest
+    has_positions_alone = all(not call.forced for call in calls)
+    return highest if has_positions_alone else 1.0
+
+
+def _unflipped(view: Observation, same: Tensor) -> Observation:
+    return {label: t[same] if label == COMBINE and t.shape[0] == same.shape[0] else t for label, t in view.items()}
+
+
+def _line(error: Exception) -> str:
+    text: Any = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0][:160]}"

@@ -1,0 +1,103 @@
+"""The report's rows of one replayed module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from porter.alignment.budget import Verdict
+from porter.alignment.observation import cosine
+from porter.alignment.replay import ModuleResult, provider_of
+from porter.alignment.report import FirstDrift, ModuleRow
+from porter.alignment.routing import Flips
+from porter.alignment.verdict import Drifted
+
+MATHEMATICS = "differs in float64: mathematics or weights, not rounding"
+KERNEL = "agrees in float64 but not in its own precision: kernel or dtype"
+
+
+@dataclass(frozen=True)
+class CallFinding:
+    """What one recorded call of a module showed, decided between the lanes."""
+
+    step: int
+    shown: Verdict | None
+    drifted: bool
+    why: str
+    flips: Flips | None
+    cosine: float | None
+
+
+def findings(result: ModuleResult) -> list[CallFinding]:
+    """One finding per recorded call, in order."""
+    return [_finding(result, index) for index in range(len(result.calls))]
+
+
+def _finding(result: ModuleResult, index: int) -> CallFinding:
+    exact = _at(result.exact, index)
+    native = _at(result.native, index)
+    flips = result.flips[index] if index < len(result.flips) else None
+    excess = flips is not None and bool((flips.flipped & ~flips.benign).any())
+    over_exact, over_native = exact is not None and exact.over, native is not None and native.over
+    shown = exact if over_exact and not over_native else (native or exact)
+    why = result.why
+    if over_exact:
+        why = f"{MATHEMATICS} ({exact.label}: {exact.error:.2g})" if exact is not None else why
+    elif over_native:
+        why = f"{KERNEL} ({native.label})" if native is not None and result.exact else (why or KERNEL)
+    elif excess and flips is not None:
+        wrong = int((flips.flipped & ~flips.benign).sum())
+        why = f"{wrong} of {flips.flipped.numel()} tokens go to other experts although the scores are not near"
+        shown = Verdict("output.combine", wrong / flips.flipped.numel(), 0.0)
+    return CallFinding(
+        result.calls[index].step, shown, over_exact or over_native or excess, why, flips, _cosine(result, index)
+    )
+
+
+def _at(verdicts: Sequence[Verdict | None], index: int) -> Verdict | None:
+    return verdicts[index] if index < len(verdicts) else None
+
+
+def _cosine(result: ModuleResult, index: int) -> float | None:
+    if index >= len(result.oracle) or index >= len(result.candidate_native):
+        return None
+    mine, theirs = result.candidate_native[index].tensors, result.oracle[index].tensors
+    return cosine(mine["output"], theirs["output"]) if "output" in mine and "output" in theirs else None
+
+
+def rows_of(result: ModuleResult, module: nn.Module | None) -> Iterator[ModuleRow]:
+    """A row per step; where a module was called several times in a step, its worst call."""
+    op, provider = (None, None) if module is None else provider_of(module)
+    by_step: dict[int, list[CallFinding]] = {}
+    for finding in findings(result):
+        by_step.setdefault(finding.step, []).append(finding)
+    for step, found in by_step.items():
+        worst = max(found, key=lambda f: (f.drifted, f.shown.ratio if f.shown else -1.0))
+        benign = any(f.flips is not None and bool(f.flips.benign.any()) for f in found)
+        status = "drift" if worst.drifted else "skipped" if worst.shown is None else "flipped" if benign else "ok"
+        yield ModuleRow(
+            module=result.pair.module,
+            source=result.pair.source,
+            step=step,
+            op=op,
+            provider=provider,
+            introduced=worst.shown.error if worst.shown else None,
+            budget=worst.shown.budget if worst.shown else None,
+            cosine=worst.cosine,
+            status=status,
+            why=worst.why or ("no tensor in common with the golden" if worst.shown is None else ""),
+        )
+
+
+def drifts_of(result: ModuleResult) -> list[Drifted]:
+    """The calls over their budget, with the tensor that shows it most."""
+    return [
+        Drifted(
+            (f.step, result.pair.position),
+            FirstDrift(result.pair.module, result.pair.source, f.step, f.shown.label if f.shown else "output"),
+        )
+        for f in findings(result)
+        if f.drifted
+    ]

@@ -1,0 +1,88 @@
+"""The source model of a golden, rebuilt: the oracle of every module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.errors import PorterError
+from porter.golden.format import dtype_of
+from porter.golden.store import Golden
+
+TRUSTED = "transformers."
+
+
+def rebuild_source(golden: Golden) -> nn.Module:
+    """The model that a golden recorded: class, config and weights, on the CPU, in the dtype it was recorded in.
+
+    The class must be one of transformers' own: a golden is data and must not make porter import arbitrary code. The
+    experts run one by one and the attention as recorded. PorterError where class or weights cannot be had.
+    """
+    described = golden.manifest["model"]
+    kind = _model_class(str(described["class"]), described)
+    weights = golden.weights()  # checks the digests before anything is built
+    if described["checkpoint"]:
+        dtype = dtype_of(golden.manifest["dtype"])
+        model = kind.from_pretrained(
+            described["checkpoint"], dtype=dtype, local_files_only=True, **_implementation(described)
+        )
+    else:
+        model = _assembled(kind, described, weights)
+    model.config._experts_implementation = "eager"
+    built: nn.Module = model.eval().requires_grad_(False)
+    return built
+
+
+def _model_class(path: str, described: dict[str, Any]) -> Any:
+    if not path.startswith(TRUSTED) or path.startswith("transformers_modules."):
+        raise PorterError(f"the golden recorded {path}, which is no class of transformers: its modules have no oracle")
+    if described["config"] is None:
+        raise PorterError(f"the golden recorded {path} without a config: its modules have no oracle")
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PorterError(f"this transformers has no {path}; install the version that the golden names") from error
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        raise PorterError(f"{path} is no module class: record the golden again")
+    return kind
+
+
+def _implementation(described: dict[str, Any]) -> dict[str, Any]:
+    name = described.get("attn_implementation")
+    return {} if name is None else {"attn_implementation": name}
+
+
+def _assembled(kind: Any, described: dict[str, Any], weights: Iterable[tuple[str, Tensor]]) -> Any:
+    """The class built from the config with the stored weights in place; what is computed at init is kept."""
+    from transformers.initialization import no_init_weights
+
+    config = kind.config_class.from_dict(dict(described["config"]))
+    if described.get("attn_implementation") is not None:
+        config._attn_implementation = described["attn_implementation"]
+    with no_init_weights(), torch.no_grad():
+        model = kind(config)
+    missing = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in weights:
+        _put(model, name, tensor)
+        missing.discard(name)
+    if missing:
+        raise PorterError(f"the golden's weights lack {sorted(missing)[0]} ({len(missing)} in all): record it again")
+    return model
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+    except AttributeError as error:
+        raise PorterError(f"the golden's weights hold {name}, which its class does not have") from error
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
