@@ -43,7 +43,8 @@ def attention(library: KernelLibrary) -> Attention:
     ) -> torch.Tensor:
         batch, heads, length, size = query.shape
         keys, value_size = value.shape[2:]
-        if length >= TORCH_FROM_QUERIES and attention_mask is None and _is_plain_prefill(query, key, value, sliding_window):
+        plain = attention_mask is None and _is_plain_prefill(query, key, value, sliding_window)
+        if plain and length >= TORCH_FROM_QUERIES:
             result = torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != key.shape[1]
             )

@@ -75,7 +75,7 @@ def available_isas(features: frozenset[str] | None = None) -> list[str]:
 
 
 def selected_isa() -> str:
-    """The instruction set to use: `$PORTER_CPU_ISA`, else the best. Raises BuildError when the choice cannot run here."""
+    """The instruction set to use: `$PORTER_CPU_ISA`, else the best. Raises BuildError when it cannot run here."""
     isas = available_isas()
     chosen = os.environ.get("PORTER_CPU_ISA") or isas[0]
     if chosen not in isas:
@@ -195,5 +195,6 @@ def _compile(compiler: list[str], flags: list[str], link_flags: list[str], sourc
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no output"]
-        raise BuildError(f"{command[0]} failed on the CPU kernels: {lines[0]}")
+        lines = done.stderr.splitlines() or ["no output"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise BuildError(f"{command[0]} failed on the CPU kernels: {first}")

@@ -74,7 +74,11 @@ def _run(
 
 
 def accepts_experts(
-    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    hidden: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
 ) -> str | None:
     """CPU tensors of one dtype, float32 or bfloat16; the router's weights may be either."""
     if gate_up.dtype is not hidden.dtype or down.dtype is not hidden.dtype:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, rows_of, threads_for
+from porter.kernels.cpu.layout import (
+    EMPTY,
+    FLOAT_CODES,
+    NOT_CONTIGUOUS,
+    NOT_CPU,
+    NOT_FLOAT,
+    OTHER_DTYPE,
+    rows_of,
+    threads_for,
+)
 from porter.kernels.cpu.library import KernelLibrary
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
