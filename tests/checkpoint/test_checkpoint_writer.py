@@ -1,0 +1,286 @@
+"""The writer: what it writes the libraries read, and every byte is planned, written once, and accounted for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from porter.checkpoint import journal, staging
+from porter.checkpoint.header import SAFETENSORS_DTYPES
+from porter.checkpoint.reader import Checkpoint
+from porter.checkpoint.writer import CheckpointWriter, TensorPlan
+from porter.errors import PorterError
+
+TENSORS = {
+    "a": torch.randn(5, 3),
+    "codes": torch.arange(-3, 4, dtype=torch.int8),
+    "b": torch.randn(2, 2, 2).to(torch.bfloat16),
+    "scalar": torch.tensor(1.5, dtype=torch.float64),
+    "empty": torch.zeros(0, 9),
+}
+
+
+def planned(tensors: dict[str, torch.Tensor]) -> list[TensorPlan]:
+    return [TensorPlan(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+
+
+def write(directory: Path, tensors: dict[str, torch.Tensor] = TENSORS, shard_bytes: int = 10**9) -> Path:
+    writer = CheckpointWriter(directory, planned(tensors), shard_bytes=shard_bytes)
+    for name, tensor in reversed(tensors.items()):
+        writer.write(name, tensor)
+    return writer.finish()
+
+
+def refuses(call: object, *arguments: object) -> str:
+    with pytest.raises(PorterError) as caught:
+        call(*arguments)  # type: ignore[operator]
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 70, 10**9])
+def test_other_libraries_read_it(tmp_path: Path, shard_bytes: int) -> None:
+    target = write(tmp_path / "out", shard_bytes=shard_bytes)
+    files = sorted(target.glob("*.safetensors"))
+    loaded = {name: t for file in files for name, t in load_file(file).items()}
+    assert loaded.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+    with safe_open(files[0], framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    index = target / "model.safetensors.index.json"
+    if shard_bytes == 10**9:
+        assert [f.name for f in files] == ["model.safetensors"] and not index.exists()
+    else:
+        data = json.loads(index.read_text())
+        assert data["metadata"] == {"total_size": sum(t.numel() * t.element_size() for t in TENSORS.values())}
+        assert data["weight_map"].keys() == TENSORS.keys() and set(data["weight_map"].values()) == {
+            f.name for f in files
+        }
+        assert [f.name for f in files] == [
+            f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)
+        ]
+    assert {p.name for p in target.iterdir()} == {f.name for f in files} | ({index.name} if len(files) > 1 else set())
+    assert not target.with_name("out.partial").exists()
+    assert Checkpoint.open(target).total_bytes == sum(t.numel() * t.element_size() for t in TENSORS.values())
+
+
+@pytest.mark.parametrize("dtype", sorted(SAFETENSORS_DTYPES, key=str), ids=str)
+def test_every_dtype_keeps_its_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
+    size = torch.empty((), dtype=dtype).element_size()
+    content = torch.arange(35 * size, dtype=torch.uint8).bitwise_and(1 if dtype == torch.bool else 255)
+    tensor = content.view(dtype).reshape(5, 7)
+    loaded = Checkpoint.open(write(tmp_path / "out", {"w": tensor})).load("w")
+    assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_strided_and_conjugated_tensors(tmp_path: Path) -> None:
+    base = torch.randn(6, 8, requires_grad=True)
+    tensors = {
+        "transposed": base.t(),
+        "sliced": base[::2, 1::3],
+        "expanded": torch.ones(1, 3).expand(4, 3),
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+    }
+    checkpoint = Checkpoint.open(write(tmp_path / "out", tensors))
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.load(name), tensor)
+
+
+def test_shards_hold_at_most_their_bytes_and_tensors_lie_aligned(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    dtypes = (torch.int8, torch.float32, torch.bfloat16, torch.float64)
+    tensors = {f"t{i}": torch.randn(1 + i % 7, generator=generator).to(dtypes[i % 4]) for i in range(40)}
+    writer = CheckpointWriter(tmp_path / "out", planned(tensors), shard_bytes=100)
+    by_shard: dict[str, int] = {}
+    for place in writer.layout.places.values():
+        by_shard[place.shard] = by_shard.get(place.shard, 0) + place.plan.nbytes
+        assert place.offset % torch.empty((), dtype=place.plan.dtype).element_size() == 0
+    assert max(by_shard.values()) <= 100 and len(by_shard) == len(writer.layout.shards) > 5
+    assert list(writer.layout.places) == list(tensors)
+
+
+def test_bytes_depend_on_the_plan_alone(tmp_path: Path) -> None:
+    write(tmp_path / "one", shard_bytes=70)
+    writer = CheckpointWriter(tmp_path / "two", planned(TENSORS), shard_bytes=70)
+    for name, tensor in TENSORS.items():
+        writer.write(name, tensor)
+    writer.finish()
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_every_byte_is_accounted_for(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "out", planned(TENSORS))
+    at = f"{tmp_path}/out.partial"
+    writer.write("a", TENSORS["a"])
+    assert refuses(writer.write, "z", TENSORS["a"]) == f"{at}: tensor z is not in the plan; add it or drop it"
+    assert refuses(writer.write, "a", TENSORS["a"]) == f"{at}: tensor a was written before; write it once"
+    assert refuses(writer.write, "b", TENSORS["b"].float()) == (
+        f"{at}: tensor b is torch.float32 [2, 2, 2], planned torch.bfloat16 [2, 2, 2]; correct the plan or the tensor"
+    )
+    assert refuses(writer.write, "b", TENSORS["b"][0]).startswith(f"{at}: tensor b is torch.bfloat16 [2, 2], planned")
+    assert refuses(writer.finish) == (
+        f"{at}: 4 of 5 planned tensors were not written (codes, b, scalar and 1 more); write them before finish()"
+    )
+    assert writer.remaining == ("codes", "b", "scalar", "empty") and not (tmp_path / "out").exists()
+    for name in writer.remaining:
+        writer.write(name, TENSORS[name])
+    writer.finish()
+    assert len(Checkpoint.open(tmp_path / "out")) == 5
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ([TensorPlan("w", torch.float32, (1,))] * 2, "planned tensor w: is planned twice; rename it"),
+        ([TensorPlan("__metadata__", torch.float32, ())], "planned tensor __metadata__: is a reserved name; rename it"),
+        ([TensorPlan("w", torch.qint8, ())], "planned tensor w: torch.qint8 has no place in safetensors; expected one"),
+        ([TensorPlan("w", torch.float32, (-1,))], "planned tensor w: shape (-1,) must be non-negative integers"),
+        ([TensorPlan("w\n", torch.float32, ())], "planned tensor w\\n: a tensor name must be printable text; rename"),
+    ],
+)
+def test_impossible_plans(tmp_path: Path, plan: Sequence[TensorPlan], says: str) -> None:
+    assert refuses(CheckpointWriter, tmp_path / "out", plan).startswith(says)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_occupied_output_is_refused_and_an_empty_one_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out")
+    text = refuses(CheckpointWriter, tmp_path / "out", [])
+    assert text == f"{tmp_path}/out: already exists and is not empty; name another output or remove it"
+    (tmp_path / "file").touch()
+    assert "already exists" in refuses(CheckpointWriter, tmp_path / "file", [])
+
+
+def test_foreign_files_in_the_partial_directory_are_not_removed(tmp_path: Path) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "thesis.txt").touch()
+    text = refuses(CheckpointWriter(tmp_path / "out", planned(TENSORS)).start)
+    assert text == (
+        f"{partial}: holds files that are no conversion of porter's; remove it: porter assembles its output there"
+    )
+    assert (partial / "thesis.txt").exists()
+    shutil.rmtree(partial)
+    (tmp_path / "elsewhere").mkdir()
+    partial.symlink_to("elsewhere")
+    assert "is not a directory" in refuses(CheckpointWriter(tmp_path / "out", planned(TENSORS)).start)
+
+
+def test_two_writers_of_one_directory(tmp_path: Path) -> None:
+    first = CheckpointWriter(tmp_path / "out", planned(TENSORS))
+    first.start()
+    second = CheckpointWriter(tmp_path / "out", planned(TENSORS))
+    assert refuses(second.start) == f"{tmp_path}/out.partial: another porter is writing it; wait for it, or stop it"
+    first.write("a", TENSORS["a"])
+    first.close()
+    assert second.start() == {"a"}
+    second.close()
+
+
+def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = [TensorPlan("w", torch.float32, (2**50,))]
+    text = refuses(CheckpointWriter(tmp_path / "out", huge).start)
+    assert text.startswith(f"{tmp_path}/out.partial: needs 4.5e+06 GB, the disk has ") and "another disk" in text
+    assert [p.name for p in (tmp_path / "out.partial").iterdir()] == [journal.NAME]
+
+
+def test_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = refuses(CheckpointWriter(tmp_path / "file" / "out", planned(TENSORS)).start)
+    assert text.startswith(f"{tmp_path}/file/out.partial: writing failed: Not a directory")
+
+
+def interrupted(tmp_path: Path, names: Sequence[str] = ("a", "codes")) -> Path:
+    writer = CheckpointWriter(tmp_path / "out", planned(TENSORS), shard_bytes=70)
+    writer.start("source 1")
+    for name in names:
+        writer.write(name, TENSORS[name])
+    (writer.directory / "config.json").write_text("{}")
+    writer.close()
+    return writer.directory
+
+
+def resume(tmp_path: Path, source: str = "source 1", shard_bytes: int = 70) -> frozenset[str]:
+    writer = CheckpointWriter(tmp_path / "out", planned(TENSORS), shard_bytes=shard_bytes)
+    finished = writer.start(source)
+    assert not (writer.directory / "config.json").exists(), "files of the interrupted run must not stay"
+    for name in writer.remaining:
+        writer.write(name, TENSORS[name])
+    writer.finish()
+    write(tmp_path / "fresh", shard_bytes=shard_bytes)
+    for path in (tmp_path / "fresh").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+    return finished
+
+
+def test_an_interrupted_directory_loads_in_nothing(tmp_path: Path) -> None:
+    partial = interrupted(tmp_path)
+    assert not [p for p in partial.iterdir() if p.suffix == ".safetensors" or p.name.endswith(".index.json")]
+    assert refuses(Checkpoint.open, partial) == (
+        f"{partial}: is an unfinished conversion; run the same `porter adapt` again to finish it"
+    )
+
+
+def test_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    partial = interrupted(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert resume(tmp_path) == {"a", "codes"}
+    assert caplog.messages == [f"{partial}: resuming, 2 of 5 tensors are done"]
+
+
+def test_a_torn_journal_line_is_dropped(tmp_path: Path) -> None:
+    path = interrupted(tmp_path) / journal.NAME
+    os.truncate(path, path.stat().st_size - 5)
+    assert resume(tmp_path) == {"a"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 50, b"[]\n", b"{}\n", b"{not json\n"])
+def test_a_journal_of_rubbish_starts_over(tmp_path: Path, content: bytes) -> None:
+    (interrupted(tmp_path) / journal.NAME).write_bytes(content)
+    assert resume(tmp_path) == frozenset()
+
+
+def test_damaged_tensors_are_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    partial = interrupted(tmp_path)
+    place = CheckpointWriter(tmp_path / "out", planned(TENSORS), shard_bytes=70).layout.places["codes"]
+    with staging.part(partial, place.shard).open("r+b") as file:
+        file.seek(place.offset)
+        file.write(b"\x55")
+    assert resume(tmp_path) == {"a"}
+    assert "resuming, 1 of 5 tensors are done, 1 damaged ones are written again" in caplog.text
+
+
+def test_a_missing_shard_is_written_again(tmp_path: Path) -> None:
+    for path in interrupted(tmp_path).glob("*.incomplete"):
+        path.unlink()
+    assert resume(tmp_path) == frozenset()
+
+
+@pytest.mark.parametrize(("source", "shard_bytes", "differs"), [("source 2", 70, "source"), ("source 1", 90, "layout")])
+def test_another_plan_or_source_starts_over_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, shard_bytes: int, differs: str
+) -> None:
+    partial = interrupted(tmp_path)
+    assert resume(tmp_path, source, shard_bytes) == frozenset()
+    assert f"{partial}: holds an unfinished conversion of another {differs}: starting over" in caplog.messages
+
+
+def test_files_put_beside_the_weights_move_along(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "out", [])
+    writer.start()
+    (writer.directory / "config.json").write_text("{}")
+    writer.finish()
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+    assert Checkpoint.open(tmp_path / "out").names == ()
