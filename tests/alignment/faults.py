@@ -18,6 +18,7 @@ from porter.alignment.observation import Observation, tensors, worst
 from porter.precision import float64_mode
 
 FLOOR = 1e-6
+ROTARY = "rotary_emb"
 CACHE = "a cache, fresh for every replay"
 EAGER: dict[str, Any] = {"attn_implementation": "eager", "num_hidden_layers": 2, "vocab_size": 61}
 
@@ -57,6 +58,13 @@ def layer(family: str) -> nn.Module:
             1 + 0.3 * drawn if "norm" in name else 0.3 * drawn if drawn.dim() == 1 else drawn / tensor.shape[-1] ** 0.5
         )
         tensor.data.copy_(scaled)
+    return module
+
+
+def rotary(family: str) -> nn.Module:
+    """The rotary embedding of `family` in float64."""
+    config, _, rotary_class = FAMILIES[family]
+    module: nn.Module = rotary_class(config).double()
     return module
 
 
@@ -125,7 +133,7 @@ def drift_between(
 
 def drift_of(family: str, path: str, plant: Plant, floor: float = FLOOR, calls: list[Any] | None = None) -> Drift:
     """The drift that `plant` causes in a copy of the submodule `path` of a layer of `family`."""
-    source = layer(family).get_submodule(path)
+    source = rotary(family) if path == ROTARY else layer(family).get_submodule(path)
     candidate = copy.deepcopy(source)
     with torch.no_grad():
         plant(candidate)
@@ -136,6 +144,10 @@ def calls_for(family: str, path: str, source: nn.Module) -> list[Any]:
     """Golden inputs that fit the submodule `path`."""
     if path in ("", "self_attn"):
         return layer_calls(family)
+    if path == ROTARY:
+        return [
+            ((args[1]["hidden_states"],), {"position_ids": args[1]["position_ids"]}) for args in layer_calls(family)
+        ]
     if path.endswith("experts") and "shared" not in path:
         return experts_calls(family)
     weight = source._parameters.get("weight")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from faults import ROTARY
 from torch import nn
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
@@ -87,6 +88,19 @@ def set_mask(rule: Callable[[Any, Any], Any]) -> Plant:
             return inner(self, hidden_states, attention_mask=attention_mask, **rest)
 
         rebind_forward(attention, forward)
+
+    return plant
+
+
+def shifted_positions(amount: int, prefill_too: bool) -> Plant:
+    def plant(rotary: nn.Module) -> None:
+        inner = type(rotary).forward
+
+        def forward(self: Any, x: Any, position_ids: Any) -> Any:
+            moved = prefill_too or position_ids.shape[-1] == 1
+            return inner(self, x, position_ids + amount if moved else position_ids)
+
+        rebind_forward(rotary, forward)
 
     return plant
 
@@ -216,6 +230,18 @@ FAULTS: dict[str, Fault] = {
     "no causal mask": Fault("attention-mask", "qwen3", ATTENTION, set_mask(lambda q, k: k <= k.max())),
     "mask off by one": Fault("attention-mask", "qwen2", ATTENTION, set_mask(lambda q, k: k <= q + 1)),
     "stray sliding window": Fault("sliding-window", "qwen3", ATTENTION, set_mask(lambda q, k: (k <= q) & (k > q - 4))),
+    "another theta": Fault("rope-theta", "qwen3", ROTARY, setting("inv_freq", 1e6 ** -(torch.arange(8).double() / 8))),
+    "an odd theta": Fault(
+        "rope-theta", "qwen3", ROTARY, setting("inv_freq", 23456.0 ** -(torch.arange(8).double() / 8))
+    ),
+    "yarn left out": Fault(
+        "rope-scaling",
+        "deepseek_v3",
+        ROTARY,
+        setting("inv_freq", 1e4 ** -(torch.arange(4).double() / 4)),
+    ),
+    "decode position off by one": Fault("position-offset", "qwen2", ROTARY, shifted_positions(1, prefill_too=False)),
+    "position off by one": Fault("position-offset", "qwen3", ROTARY, shifted_positions(1, prefill_too=True)),
     "nan": Fault("nan-origin", "qwen3", "mlp", lambda m: map_output(m, lambda out: out.log())),
     "overflow": Fault(
         "overflow", "qwen3", NORM, lambda m: map_output(m, lambda out: out.masked_fill(out > 1, float("inf")))
