@@ -46,6 +46,9 @@ INTERRUPTED = 130
 READER_GONE = 141
 """Exit status when whoever read stdout went away: 128 + SIGPIPE."""
 
+NO_LIBRARY_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+"""Environment variable, read when transformers is imported, that keeps its progress bars out of logs."""
+
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -54,6 +57,8 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Console entry point: run porter on `arguments` (default: the process's own) and exit with its status."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault(*NO_LIBRARY_BARS)
     status = run(list(sys.argv[1:] if arguments is None else arguments))
     if status == READER_GONE:
         # Python flushes stdout once more when it ends, and would complain.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.rule import Rule
 
-from porter.cli.app import guarded
+from porter.cli.app import NO_LIBRARY_BARS, guarded
 from porter.cli.output import console
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ FAULTY_LAYER = 2
 
 def main() -> None:
     """Run the demonstration and exit with 0 when it showed what it promises."""
+    os.environ.setdefault(*NO_LIBRARY_BARS)
     sys.exit(guarded(lambda: demonstrate(console(sys.stdout)), debug="--debug" in sys.argv))
 
 
