@@ -6,30 +6,43 @@ from collections.abc import Callable
 from typing import Any
 
 from porter.kernels.contract import Evidence, Implementation
-from porter.kernels.cpu import attention, experts, linear, norm, rope
+from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention
 from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
+from porter.kernels.cpu.experts import accepts_experts, accepts_int8, experts, int8_experts
 from porter.kernels.cpu.library import KernelLibrary
+from porter.kernels.cpu.linear import accepts_int8, accepts_linear, accepts_w8a8, linear, linear_w8a8, linear_w8a16
+from porter.kernels.cpu.norm import (
+    accepts_gated,
+    accepts_rms_norm,
+    accepts_second,
+    accepts_swiglu,
+    add_rms_norm,
+    gated_rms_norm,
+    rms_norm,
+    swiglu,
+)
+from porter.kernels.cpu.rope import accepts_interleaved, accepts_rope, rope
 
 Accepts = Callable[..., "str | None"]
 Make = Callable[[KernelLibrary], Callable[..., Any]]
 
 KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
-    ("rms_norm", "standard"): (norm.accepts_rms_norm, lambda k: norm.rms_norm(k, 0.0)),
-    ("rms_norm", "zero_centered"): (norm.accepts_rms_norm, lambda k: norm.rms_norm(k, 1.0)),
-    ("rms_norm", "gated"): (norm.accepts_gated, norm.gated_rms_norm),
-    ("add_rms_norm", "standard"): (norm.accepts_second, lambda k: norm.add_rms_norm(k, 0.0)),
-    ("add_rms_norm", "zero_centered"): (norm.accepts_second, lambda k: norm.add_rms_norm(k, 1.0)),
-    ("swiglu", "standard"): (norm.accepts_swiglu, norm.swiglu),
-    ("rope", "half"): (rope.accepts_rope, lambda k: rope.rope(k, False)),
-    ("rope", "interleaved"): (rope.accepts_interleaved, lambda k: rope.rope(k, True)),
-    ("linear", "standard"): (linear.accepts_linear, linear.linear),
-    ("linear", "w8a16"): (linear.accepts_int8, linear.linear_w8a16),
-    ("linear", "w8a8"): (linear.accepts_w8a8, linear.linear_w8a8),
-    ("attention", "gqa"): (attention.accepts_attention, attention.attention),
-    ("mla_attention", "absorbed"): (attention.accepts_mla, attention.mla_attention),
-    ("experts", "standard"): (experts.accepts_experts, experts.experts),
-    ("experts", "w8a16"): (experts.accepts_int8, lambda k: experts.int8_experts(k, False)),
-    ("experts", "w8a8"): (experts.accepts_int8, lambda k: experts.int8_experts(k, True)),
+    ("rms_norm", "standard"): (accepts_rms_norm, lambda k: rms_norm(k, 0.0)),
+    ("rms_norm", "zero_centered"): (accepts_rms_norm, lambda k: rms_norm(k, 1.0)),
+    ("rms_norm", "gated"): (accepts_gated, gated_rms_norm),
+    ("add_rms_norm", "standard"): (accepts_second, lambda k: add_rms_norm(k, 0.0)),
+    ("add_rms_norm", "zero_centered"): (accepts_second, lambda k: add_rms_norm(k, 1.0)),
+    ("swiglu", "standard"): (accepts_swiglu, swiglu),
+    ("rope", "half"): (accepts_rope, lambda k: rope(k, False)),
+    ("rope", "interleaved"): (accepts_interleaved, lambda k: rope(k, True)),
+    ("linear", "standard"): (accepts_linear, linear),
+    ("linear", "w8a16"): (accepts_int8, linear_w8a16),
+    ("linear", "w8a8"): (accepts_w8a8, linear_w8a8),
+    ("attention", "gqa"): (accepts_attention, attention),
+    ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
+    ("experts", "standard"): (accepts_experts, experts),
+    ("experts", "w8a16"): (accepts_int8, lambda k: int8_experts(k, False)),
+    ("experts", "w8a8"): (accepts_int8, lambda k: int8_experts(k, True)),
 }
 """(op, variant) to what a kernel accepts and how to make it from the loaded library."""
 
