@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from porter import __version__
 from porter.checkpoint.layout import TensorPlan
 from porter.checkpoint.reader import Checkpoint
+from porter.checkpoint.sink import TensorSink
 from porter.checkpoint.strict_json import listed, shown
 from porter.checkpoint.validate import check_finite
 from porter.checkpoint.writer import CheckpointWriter
@@ -26,12 +28,21 @@ Progress = Callable[[int, int, str], None]
 class Output:
     """Tensors computed together: `compute` maps the source tensors, in the order of `sources`, to one tensor per plan.
 
+    With `pieces` n, `sources` is n runs of equal length: `compute` is called on each run in turn, and its results are
+    the next rows (first dimension) of each plan. A stack of 256 experts then takes the memory of one.
+
     `compute` must depend on its arguments alone: it runs in any thread, in any order, and again after a crash.
     """
 
     plans: tuple[TensorPlan, ...]
     sources: tuple[str, ...]
     compute: Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]
+    pieces: int = 1
+
+    def runs(self) -> list[tuple[str, ...]]:
+        """The sources of each piece."""
+        width = len(self.sources) // self.pieces
+        return [self.sources[i * width : (i + 1) * width] for i in range(self.pieces)]
 
 
 def convert(
@@ -46,7 +57,7 @@ def convert(
 ) -> None:
     """Compute `outputs` from `checkpoint` into `writer`; the caller then calls `writer.finish()`.
 
-    Each of `workers` threads holds one Output's sources and results at a time, and nothing else is kept. The bytes
+    Each of `workers` threads holds the sources and results of one piece at a time, and nothing else is kept. The bytes
     written do not depend on `workers`. Outputs that an interrupted run finished are skipped. When one fails, the rest
     stops, what is written stays to be resumed, and the error names the tensor.
 
@@ -81,6 +92,12 @@ def check_accounting(
 ) -> None:
     """PorterError unless sources and `dropped` cover the checkpoint exactly, and plans cover the writer's exactly."""
     at = checkpoint.directory
+    for output in outputs:
+        if output.pieces < 1 or len(output.sources) % output.pieces:
+            raise PorterError(
+                f"{writer.target}: tensor {shown(output.plans[0].name)}: {len(output.sources)} sources do not make "
+                f"{output.pieces} equal pieces"
+            )
     used = {source for output in outputs for source in output.sources}
     unwanted = set(dropped)
     absent = sorted((used | unwanted) - set(checkpoint.names))
@@ -134,28 +151,39 @@ class _Run:
             raise
 
     def _convert(self, output: Output) -> None:
-        results = self._results(output)
+        wanted = [plan for plan in output.plans if plan.name not in self.finished]
+        with ExitStack() as stack:
+            sinks = {plan.name: stack.enter_context(self.writer.sink(plan.name)) for plan in wanted}
+            for sources in output.runs():
+                self._append_piece(output, sources, sinks)
+        for plan in wanted:
+            self._report(plan)
+
+    def _append_piece(self, output: Output, sources: tuple[str, ...], sinks: dict[str, TensorSink]) -> None:
+        results = self._results(output, sources)
+        for name, sink in sinks.items():
+            tensor = results.pop(name)
+            check_finite(name, tensor, allow_nonfinite=self.allow_nonfinite)
+            sink.append(tensor)
+
+    def _results(self, output: Output, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """The computed tensors; the sources are free again when this returns, unless the results view them."""
+        sources = []
+        for name in names:
+            tensor = self.checkpoint.load(name)
+            check_finite(name, tensor, allow_nonfinite=self.allow_nonfinite)
+            sources.append(tensor)
+        results = self._computed(output, sources)
         expected = {plan.name for plan in output.plans}
         if results.keys() != expected:
             raise PorterError(
                 f"{self.writer.target}: computing {shown(output.plans[0].name)} gave {listed(sorted(results))}, "
                 f"planned {listed(sorted(expected))}"
             )
-        for plan in output.plans:
-            tensor = results.pop(plan.name)
-            if plan.name in self.finished:
-                continue
-            check_finite(plan.name, tensor, allow_nonfinite=self.allow_nonfinite)
-            self.writer.write(plan.name, tensor)
-            self._report(plan)
+        return results
 
-    def _results(self, output: Output) -> dict[str, torch.Tensor]:
-        """The computed tensors; the sources are free again when this returns, unless the results view them."""
-        sources = []
-        for name in output.sources:
-            tensor = self.checkpoint.load(name)
-            check_finite(name, tensor, allow_nonfinite=self.allow_nonfinite)
-            sources.append(tensor)
+    @staticmethod
+    def _computed(output: Output, sources: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             with torch.no_grad():
                 return dict(output.compute(sources))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from porter.checkpoint.header import tensor_bytes
 from porter.checkpoint.journal import Journal
 from porter.checkpoint.layout import Place, TensorPlan, plan_layout
+from porter.checkpoint.sink import TensorSink
 from porter.checkpoint.staging import flush, open_staging, part, publish
 from porter.checkpoint.strict_json import listed, shown
 from porter.errors import PorterError
@@ -22,7 +21,6 @@ from porter.errors import PorterError
 SHARD_BYTES = 5_000_000_000
 COMMIT_BYTES = 1 << 28
 """Bytes written between two lines of the journal: what a killed run has to do again, at most."""
-WRITE_BYTES = 1 << 26
 
 logger = logging.getLogger("porter.checkpoint")
 
@@ -96,19 +94,28 @@ class CheckpointWriter:
         Raises PorterError for a name that is not planned or was written before, and for another dtype or shape than
         planned.
         """
-        place = self._claim(name, tensor)
+        with self.sink(name) as sink:
+            sink.append(tensor)
+
+    @contextmanager
+    def sink(self, name: str) -> Iterator[TensorSink]:
+        """Write one tensor piece by piece: append its rows in order; leaving the context completes it.
+
+        Raises PorterError as `write` does, and where rows are missing. A tensor whose context fails is not written.
+        """
+        place = self._claim(name)
         try:
-            data = tensor_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
-            with self._naming_the_path(), part(self.directory, place.shard).open("r+b", buffering=0) as file:
+            with self._naming_the_path():
+                file = part(self.directory, place.shard).open("r+b", buffering=0)
                 file.seek(place.offset)
-                written = 0
-                while written < len(data):
-                    written += file.write(data[written : written + WRITE_BYTES])
+            with file:
+                sink = TensorSink(self.directory, place.plan, file)
+                yield sink
+            digest = sink.close()
         except BaseException:
             with self._lock:
                 self._claimed.discard(name)
             raise
-        digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             self._pending[name] = digest
             if sum(self.layout.places[n].plan.nbytes for n in self._pending) >= self._commit_bytes:
@@ -137,16 +144,10 @@ class CheckpointWriter:
             publish(self.directory, self.target, self.layout, journal)
             return self.target
 
-    def _claim(self, name: str, tensor: torch.Tensor) -> Place:
+    def _claim(self, name: str) -> Place:
         place = self.layout.places.get(name)
         if place is None:
             raise PorterError(f"{self.directory}: tensor {shown(name)} is not in the plan; add it or drop it")
-        plan = place.plan
-        if (tensor.dtype, tuple(tensor.shape)) != (plan.dtype, plan.shape):
-            raise PorterError(
-                f"{self.directory}: tensor {shown(name)} is {tensor.dtype} {list(tensor.shape)}, planned "
-                f"{plan.dtype} {list(plan.shape)}; correct the plan or the tensor"
-            )
         with self._lock:
             self._started()
             if name in self._claimed:

@@ -31,7 +31,7 @@ def halved(name: str) -> Output:
 
 
 def run(source: Path, target: Path) -> None:
-    outputs = [halved(f"w.{i}") for i in range(6)]
+    outputs = [halved(f"w.{i}") for i in range(4)]
     plans = [plan for output in outputs for plan in output.plans]
     result = CheckpointWriter(target, plans, shard_bytes=200, commit_bytes=1)
     convert(Checkpoint.open(source), outputs, result)
@@ -89,7 +89,7 @@ def opens(directory: Path) -> bool:
 
 def main(directory: Path) -> None:
     generator = torch.Generator().manual_seed(3)
-    source = single(directory / "source", {f"w.{i}": torch.randn(9, 5, generator=generator) for i in range(6)})
+    source = single(directory / "source", {f"w.{i}": torch.randn(9, 5, generator=generator) for i in range(4)})
     reference, target, partial = directory / "reference", directory / "out", directory / "out.partial"
     in_child(lambda: run(source, reference))
     wanted = contents(reference)

@@ -1,11 +1,13 @@
 """Print by how many bytes a conversion raises the peak of resident memory. Argument: DIRECTORY.
 
-Two numbers: of one that streams, then of one whose computations keep every source.
+Three numbers: of one that streams 24 groups, of one that stacks them in 24 pieces of one tensor, and of one whose
+computations keep every source.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,22 +28,26 @@ def status(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def output(group: int, keep: bool) -> Output:
-    name = f"w.{group}"
-
+def quantizing(name: str, keep: bool) -> Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]:
     def compute(parts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         if keep:
             kept.extend(parts)
-        codes, scale = quantize_per_channel(torch.cat(parts))
+        codes, scale = quantize_per_channel(torch.stack([torch.cat(parts)]))
         return {name: codes, f"{name}_scale": scale}
 
-    plans = (TensorPlan(name, torch.int8, (2 * ROWS, COLUMNS)), TensorPlan(f"{name}_scale", torch.float32, (2 * ROWS,)))
-    return Output(plans, (f"a.{group}", f"b.{group}"), compute)
+    return compute
 
 
-def run(source: Path, target: Path, groups: range, keep: bool) -> None:
+def output(name: str, groups: range, keep: bool) -> Output:
+    """The groups stacked in one tensor [groups, 2 ROWS, COLUMNS], one after the other."""
+    shape = (len(groups), 2 * ROWS)
+    plans = (TensorPlan(name, torch.int8, (*shape, COLUMNS)), TensorPlan(f"{name}_scale", torch.float32, shape))
+    sources = tuple(f"{x}.{group}" for group in groups for x in "ab")
+    return Output(plans, sources, quantizing(name, keep), len(groups))
+
+
+def run(source: Path, target: Path, outputs: list[Output]) -> None:
     checkpoint = Checkpoint.open(source)
-    outputs = [output(group, keep) for group in groups]
     used = {name for item in outputs for name in item.sources}
     writer = CheckpointWriter(target, [plan for item in outputs for plan in item.plans], shard_bytes=8_000_000)
     convert(checkpoint, outputs, writer, workers=2, dropped=[n for n in checkpoint.names if n not in used])
@@ -59,11 +65,16 @@ def write_source(source: Path) -> None:
 
 def main(directory: Path) -> None:
     write_source(directory / "source")
-    run(directory / "source", directory / "warm", range(2), keep=False)
-    for mode in ("stream", "keep"):
+    run(directory / "source", directory / "warm", [output("w", range(2), False)])
+    trials = {
+        "streamed": [output(f"w.{i}", range(i, i + 1), False) for i in range(GROUPS)],
+        "stacked": [output(f"w.{i}", range(i, i + GROUPS // 2), False) for i in (0, GROUPS // 2)],
+        "kept": [output(f"w.{i}", range(i, i + 1), True) for i in range(GROUPS)],
+    }
+    for name, outputs in trials.items():
         Path("/proc/self/clear_refs").write_text("5")
         before = status("VmRSS")
-        run(directory / "source", directory / mode, range(GROUPS), keep=mode == "keep")
+        run(directory / "source", directory / name, outputs)
         print(status("VmHWM") - before)
 
 

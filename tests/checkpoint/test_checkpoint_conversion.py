@@ -127,6 +127,39 @@ def test_a_source_may_feed_two_outputs(tmp_path: Path) -> None:
     assert torch.equal(Checkpoint.open(writer.finish()).load("embed"), checkpoint.load("embed"))
 
 
+def stacked(pieces: int) -> Output:
+    """The first three groups of `OUTPUTS` as one stack [3, 11, 6]."""
+
+    def compute(parts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        groups = [torch.cat(parts[i : i + 2]) for i in range(0, len(parts), 2)]
+        codes, scale = quantize_per_channel(torch.stack(groups))
+        return {"stack": codes, "stack_scale": scale}
+
+    sources = tuple(f"{x}.{i}" for i in range(3) for x in "qk")
+    return Output(quantized("stack", (), (3, 11, 6)).plans, sources, compute, pieces)
+
+
+def test_pieces_give_the_same_bytes(tmp_path: Path) -> None:
+    checkpoint = source(tmp_path / "source")
+    dropped = [n for n in checkpoint.names if int(n[2:]) > 2]
+    for pieces in (1, 3):
+        writer = writer_of(tmp_path / f"out{pieces}", [stacked(pieces)])
+        convert(checkpoint, [stacked(pieces)], writer, dropped=dropped)
+        writer.finish()
+    assert contents(tmp_path / "out1") == contents(tmp_path / "out3")
+    for pieces in (0, 4):
+        text = refusal(checkpoint, [stacked(pieces)], writer_of(tmp_path / "bad", [stacked(1)]), dropped=dropped)
+        assert text == f"{tmp_path}/bad: tensor stack: 6 sources do not make {pieces} equal pieces"
+
+
+def test_a_piece_that_fails_leaves_its_tensors_unwritten(tmp_path: Path) -> None:
+    checkpoint = source(tmp_path / "source", **{"k.2": torch.full((3, 6), float("nan"))})
+    dropped = [n for n in checkpoint.names if int(n[2:]) > 2]
+    writer = writer_of(tmp_path / "out", [stacked(3)])
+    assert refusal(checkpoint, [stacked(3)], writer, dropped=dropped).startswith("tensor k.2: holds 18 NaN and 0")
+    assert writer.digests == {}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_no_numbers(tmp_path: Path, value: float) -> None:
     outputs = [Output((TensorPlan("w", torch.float16, (3,)),), ("w",), lambda parts: {"w": parts[0].half()})]
@@ -226,8 +259,9 @@ def test_memory_is_bounded_by_the_groups_in_flight(tmp_path: Path) -> None:
     """
     command, environment = python("measure_memory.py", tmp_path)
     measured = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    streamed, kept = map(int, measured.stdout.split())
+    streamed, stacked, kept = map(int, measured.stdout.split())
     assert streamed < 42e6, f"{streamed / 1e6:.0f} MB"
+    assert stacked < 42e6, f"{stacked / 1e6:.0f} MB"
     assert kept > 70e6, f"the measure itself must see sources that are kept: {kept / 1e6:.0f} MB"
 
 

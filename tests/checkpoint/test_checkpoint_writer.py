@@ -139,6 +139,51 @@ def test_every_byte_is_accounted_for(tmp_path: Path) -> None:
     assert len(Checkpoint.open(tmp_path / "out")) == 5
 
 
+def test_a_tensor_in_pieces(tmp_path: Path) -> None:
+    tensor = torch.randn(7, 3, 2)
+    writer = CheckpointWriter(tmp_path / "out", planned({"w": tensor, "v": tensor}))
+    with writer.sink("w") as sink:
+        for piece in tensor.split([1, 0, 4, 2]):
+            sink.append(piece)
+    writer.write("v", tensor)
+    assert writer.digests["w"] == writer.digests["v"]
+    assert torch.equal(Checkpoint.open(writer.finish()).load("w"), tensor)
+
+
+def test_pieces_must_make_up_the_tensor(tmp_path: Path) -> None:
+    tensor = torch.randn(7, 3)
+    writer = CheckpointWriter(tmp_path / "out", planned({"w": tensor}))
+
+    def append(*pieces: torch.Tensor) -> None:
+        with writer.sink("w") as sink:
+            for piece in pieces:
+                sink.append(piece)
+
+    at = f"{tmp_path}/out.partial: tensor w"
+    assert refuses(append, tensor[:6]) == f"{at} has 6 of 7 planned rows [7, 3]; correct the plan or the tensor"
+    assert refuses(append, tensor, tensor[:1]).startswith(f"{at} is torch.float32 [1, 3] after 7 rows, planned torch")
+    assert refuses(append, tensor.t()).startswith(f"{at} is torch.float32 [3, 7], planned torch.float32 [7, 3]")
+    assert refuses(append, tensor[0]).startswith(f"{at} is torch.float32 [3], planned")
+    assert refuses(append, tensor.half()).startswith(f"{at} is torch.float16 [7, 3], planned")
+    assert writer.remaining == ("w",) and writer.digests == {}
+    append(tensor)
+    assert torch.equal(Checkpoint.open(writer.finish()).load("w"), tensor)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_full_disk(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "out", planned(TENSORS))
+    writer.start()
+    shard = staging.part(writer.directory, "model.safetensors")
+    shard.unlink()
+    shard.symlink_to("/dev/full")
+    assert refuses(writer.write, "a", TENSORS["a"]) == (
+        f"{tmp_path}/out.partial: tensor a: writing failed: No space left on device; mend the disk and run again to "
+        "resume"
+    )
+    assert writer.remaining == tuple(TENSORS)
+
+
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
