@@ -86,7 +86,7 @@ def accepts_experts(
     return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
 
 
-def accepts_int8(
+def accepts_int8_experts(
     hidden: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,

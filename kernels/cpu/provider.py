@@ -8,7 +8,7 @@ from typing import Any
 from porter.kernels.contract import Evidence, Implementation
 from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention
 from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
-from porter.kernels.cpu.experts import accepts_experts, accepts_int8, experts, int8_experts
+from porter.kernels.cpu.experts import accepts_experts, accepts_int8_experts, experts, int8_experts
 from porter.kernels.cpu.library import KernelLibrary
 from porter.kernels.cpu.linear import accepts_int8, accepts_linear, accepts_w8a8, linear, linear_w8a8, linear_w8a16
 from porter.kernels.cpu.norm import (
@@ -41,8 +41,8 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("attention", "gqa"): (accepts_attention, attention),
     ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
     ("experts", "standard"): (accepts_experts, experts),
-    ("experts", "w8a16"): (accepts_int8, lambda k: int8_experts(k, False)),
-    ("experts", "w8a8"): (accepts_int8, lambda k: int8_experts(k, True)),
+    ("experts", "w8a16"): (accepts_int8_experts, lambda k: int8_experts(k, False)),
+    ("experts", "w8a8"): (accepts_int8_experts, lambda k: int8_experts(k, True)),
 }
 """(op, variant) to what a kernel accepts and how to make it from the loaded library."""
 
