@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from porter.kernels.contract import Implementation, Op, Provider, UnknownOp
+from porter.kernels.cpu.provider import CpuProvider
 from porter.kernels.reference.activation import OPS as ACTIVATION
 from porter.kernels.reference.attention import OPS as ATTENTION
 from porter.kernels.reference.experts import OPS as EXPERTS
@@ -102,4 +103,4 @@ def default_registry() -> OpRegistry:
         *EXPERTS,
         *SAMPLING,
     )
-    return OpRegistry.of(ops)
+    return OpRegistry.of(ops, [CpuProvider()])
