@@ -43,7 +43,7 @@ def is_cache(value: object) -> bool:
 
 def has_plain_storage(tensor: Tensor) -> bool:
     """Whether the tensor's elements lie in ordinary strided memory that can be copied byte by byte."""
-    return tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
 
 
 def encode(value: Any, encode_tensor: Callable[[Tensor], Node]) -> Node:

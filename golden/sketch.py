@@ -85,12 +85,11 @@ def project(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     flat = tensor.detach().reshape(-1)
     signs = _sign_tile(seed, size, dtype, flat.device)
-    rows = signs.shape[0]
-    total = torch.zeros(size, dtype=dtype, device=flat.device)
-    for tile, start in enumerate(range(0, flat.numel(), rows * size)):
-        total += _project_tile(flat[start : start + rows * size], signs) * _tile_signs(
-            seed, size, tile, dtype, flat.device
-        )
+    span = signs.numel()
+    total = _project_tile(flat[:span], signs)
+    for tile, start in enumerate(range(span, flat.numel(), span), start=1):
+        folded = _project_tile(flat[start : start + span], signs)
+        total += folded.mul_(_tile_signs(seed, size, tile, dtype, flat.device))
     return total
 
 

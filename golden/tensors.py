@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from porter.golden.format import dtype_name
 from porter.golden.node import Node
@@ -19,12 +18,13 @@ from porter.golden.writer import Writer
 _SAMPLES = 8
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """A tensor recorded before, and what tells whether it still has the same content."""
 
     tensor: weakref.ref[Tensor]
     version: int
+    shape: Size
+    stride: tuple[int, ...]
     sample: list[Any]
     node: Node
 
@@ -49,8 +49,9 @@ class TensorEncoder:
             return self._keep(self._writer, tensor)
         sample = _sample(tensor)
         node = self._known(tensor, tensor, sample)
-        if node is None and tensor._base is not None and _same_elements(tensor, tensor._base):
-            node = self._known(tensor._base, tensor, sample)
+        base = tensor._base
+        if node is None and base is not None and _same_elements(tensor, base):
+            node = self._known(base, tensor, sample)
         if node is None:
             node = self._keep(self._writer, tensor)
         self._remember(tensor, sample, node)
@@ -60,26 +61,26 @@ class TensorEncoder:
         seen = self._seen.get(id(recorded))
         if seen is None or seen.tensor() is not recorded or seen.version != tensor._version or seen.sample != sample:
             return None
-        shape, stride = list(tensor.shape), list(tensor.stride())
-        if seen.node["shape"] == shape and seen.node["stride"] == stride:
+        if seen.shape == tensor.shape and seen.stride == tensor.stride():
             return seen.node
-        return self._reshaped(seen.node, tensor, shape, stride)
+        return self._reshaped(seen.node, tensor)
 
-    def _reshaped(self, node: Node, tensor: Tensor, shape: list[int], stride: list[int]) -> Node:
+    def _reshaped(self, node: Node, tensor: Tensor) -> Node:
+        layout = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
         if not node["digest"].startswith("sha256:"):
-            return {**node, "shape": shape, "stride": stride}
-        id = self._writer.name(node["digest"], tensor.dtype, tuple(shape)).id
-        return {**node, "tensor": id, "shape": shape, "stride": stride}
+            return {**node, **layout}
+        id = self._writer.name(node["digest"], tensor.dtype, tuple(tensor.shape)).id
+        return {**node, **layout, "tensor": id}
 
     def _remember(self, tensor: Tensor, sample: list[Any], node: Node) -> None:
         key = id(tensor)
         forget = self._seen.pop
         reference = weakref.ref(tensor, lambda _: forget(key, None))
-        self._seen[key] = _Seen(reference, tensor._version, sample, node)
+        self._seen[key] = _Seen(reference, tensor._version, tensor.shape, tensor.stride(), sample, node)
 
 
 def _recognisable(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_inference() and tensor.numel() > 0
+    return tensor.is_contiguous() and tensor.is_cpu and not tensor.is_inference() and tensor.numel() > 0
 
 
 def _same_elements(view: Tensor, base: Tensor) -> bool:
