@@ -14,6 +14,7 @@ from torch import nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
 from porter.alignment.diagnosis import drift_of
+from porter.alignment.free_pass import FreePass
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
 from porter.alignment.replay import ModuleResult, Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
@@ -97,12 +98,14 @@ def align(
         raise PorterError(findings.skipped[0].why)
     recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
     replayer = Replayer(recorded, pairing, loaded.model, source, factor)
+    pairs = [pair for pair in pairing.pairs if pattern is None or pattern.search(pair.module)]
+    left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
+    findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
+    free = FreePass(replayer, {pair.module: pair for pair in pairs})
     if "replay" in wanted:
-        _replay(findings, replayer, pattern, advance)
+        _replay(findings, replayer, pairs, free, advance)
     if "free" in wanted:
-        from porter.alignment.free_run import free_run
-
-        free_run(findings, replayer, pattern)
+        _free(findings, free, "replay" in wanted)
     return _report(golden, loaded, pairing, findings, wanted)
 
 
@@ -148,17 +151,26 @@ def _compare_weights(
         findings.skipped += skipped_weights([judged.row for judged in findings.weights])
 
 
-def _replay(findings: Findings, replayer: Replayer, pattern: re.Pattern[str] | None, advance: Progress) -> None:
-    pairs = [pair for pair in replayer.pairing.pairs if pattern is None or pattern.search(pair.module)]
-    findings.skipped += [
-        Skipped(pair.module, "not selected by --modules") for pair in replayer.pairing.pairs if pair not in pairs
-    ]
+def _replay(
+    findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free: FreePass, advance: Progress
+) -> None:
     diagnosed = 0
     for result in replay_all(replayer, pairs, advance):
         _take(findings, replayer, result)
+        free.remember(result)
         if result.drifted and diagnosed < CAUSES_FOR:
             diagnosed += 1
             findings.causes += _causes(replayer, result, findings.weights)
+
+
+def _free(findings: Findings, free: FreePass, replayed: bool) -> None:
+    if free.run():
+        findings.rows, faults = free.joined(findings.rows, findings.drifts)
+        findings.drifts += faults
+        findings.tokens = free.tokens
+        if not replayed:
+            findings.compared = free.compared
+    findings.skipped += free.skipped
 
 
 def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:

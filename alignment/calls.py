@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.forcing import ForcedCall
+from porter.alignment.forcing import MASK_NAME, ForcedCall
 from porter.alignment.observation import MASK_BELOW, first_tensor, is_mask
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.golden.format import dtype_of
@@ -61,6 +61,7 @@ class Recorded:
         self.records: dict[str, list[Record]] = {}
         for record in self.golden.records:
             self.records.setdefault(record.module, []).append(record)
+        self._index = {(r.module, r.step, r.call): r for r in self.golden.records}
         name = self.golden.manifest["dtype"]
         self.recorded_dtype = torch.float32 if name is None else dtype_of(name)
 
@@ -90,7 +91,7 @@ class Recorded:
         for parts in zip(*records, strict=False):
             call = self._call(pair, pairing, parts)
             tokens = length(call.args, call.kwargs)
-            found.append(replace(call, past=past.get(call.batch, 0), keep=self._keep(parts[0])))
+            found.append(replace(call, past=past.get(call.batch, 0), keep=self.keep(parts[0])))
             past[call.batch] = past.get(call.batch, 0) + tokens
         return found
 
@@ -139,7 +140,12 @@ class Recorded:
         known = self.returns_tuple.get(child.module)
         return ForcedCall(calls[0].given, output, known is not None and known != isinstance(output, tuple))
 
-    def _keep(self, record: Record) -> Tensor | None:
+    def at(self, module: str, step: int, call: int) -> Record | None:
+        """The record of one call of a module, None where it was not recorded."""
+        return self._index.get((module, step, call))
+
+    def keep(self, record: Record) -> Tensor | None:
+        """Which positions [B, S] of the record's step hold tokens; None where all do."""
         batch = self.golden.batches[record.batch] if record.batch < len(self.golden.batches) else None
         if batch is None or batch.attention_mask is None or record.step != batch.first_step:
             return None
@@ -182,7 +188,10 @@ def length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 def _handed(record: Record) -> int:
     """`len(forcing.handed(...))` of a recorded call, from the nodes alone."""
-    return sum(dtype_of(node["dtype"]).is_floating_point and not _mask_node(node) for node in tensor_nodes(record.inputs))
+    inputs = record.inputs["dict"]
+    nodes = [inputs["args"], *(node for name, node in inputs["kwargs"]["dict"].items() if MASK_NAME not in name)]
+    found = [node for each in nodes for node in tensor_nodes(each)]
+    return sum(dtype_of(node["dtype"]).is_floating_point and not _mask_node(node) for node in found)
 
 
 def _mask_node(node: Node) -> bool:

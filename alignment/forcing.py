@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from porter.alignment.observation import Observation, is_mask, tensors
 
+MASK_NAME = "mask"
+"""In the name of an argument: implementations of attention differ in the masks that they ask for."""
+
 
 @dataclass(frozen=True)
 class ForcedCall:
@@ -38,7 +41,8 @@ Forced = Mapping[str, Sequence[ForcedCall]]
 
 def handed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The floating-point tensors given to a call, in order, without attention masks."""
-    found = [tensor for _, tensor in tensors([*args, *kwargs.values()], "")]
+    named = [value for name, value in kwargs.items() if MASK_NAME not in name]
+    found = [tensor for _, tensor in tensors([*args, *named], "")]
     return [tensor for tensor in found if tensor.is_floating_point() and not is_mask(tensor)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,11 @@ def activation_cost(module: nn.Module, replayer: Replayer, source: Side, result:
         for error in errors(seen.tensors, oracle.tensors).values()
     ]
     return EXPERT_SLACK * max(found, default=0.0)
+
+
+def round_first(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook: the first positional tensor as an int8 product sees it, in its own dtype."""
+    return (rounded_per_token(args[0]).to(args[0].dtype), *args[1:]) if args else args
 
 
 def _rounded_floats(tensor: Tensor) -> Tensor:

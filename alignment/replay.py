@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, ski
 from porter.alignment.observation import Observation, tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
-from porter.alignment.quantization_cost import activation_cost, quantizes_activations, rounded_activations
+from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
 from porter.alignment.routing import COMBINE, Flips, flips, score_noise
 from porter.errors import PorterError
 from porter.kernels.dispatch import op_calls
@@ -153,8 +154,25 @@ class Replayer:
 
     def _run_rounded(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
         """The source in the candidate's own precision: the noise that rounding makes on these inputs."""
-        precision = swapped(side.module, self._to_native, _left_alone(side, calls))
-        return run_calls(side, calls, self._natively, precision)
+        return run_calls(side, calls, self._natively, self.rounded(side.module, _left_alone(side, calls)))
+
+    def rounded(self, module: nn.Module, leave: Sequence[nn.Module] = ()) -> AbstractContextManager[None]:
+        """The source in the candidate's own precision while the context lasts."""
+        return swapped(module, self._to_native, leave)
+
+    @contextmanager
+    def rounding_activations(self, source: nn.Module) -> Iterator[None]:
+        """The source's modules round their inputs to int8 levels where the candidate's scheme does."""
+        handles = []
+        try:
+            for pair in self.pairing.pairs:
+                if quantizes_activations(self.candidate.get_submodule(pair.module)) is not None:
+                    for name in pair.sources:
+                        handles.append(source.get_submodule(name).register_forward_pre_hook(round_first))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _natively(self, tensor: Tensor) -> Tensor:
         """A copy; what was rounded to int8 levels in float64 comes back to the candidate's dtype."""
