@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MODEL = "tiny-deepseek-v3"
 PROMPT = "She had been forced into prudence in her youth, "
-NEW_TOKENS = 8
+NEW_TOKENS = 4
 FAULTY_LAYER = 2
 
 
