@@ -147,4 +147,4 @@ def test_other_chips_are_refused() -> None:
 
 def test_an_unknown_attribute_is_not_a_kernel() -> None:
     with pytest.raises(AttributeError):
-        _ = KernelLibrary().no_such_kernel  # type: ignore[attr-defined]
+        _ = KernelLibrary().no_such_kernel
