@@ -9,6 +9,7 @@ from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import activated
+from porter.alignment.hypotheses.surgery import rebind_forward
 from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 
 
@@ -48,21 +49,34 @@ def _replace(path: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Cal
     return change
 
 
-def _own_name(part: nn.Module) -> str:
-    own: Callable[[torch.Tensor], torch.Tensor] = part.act_fn  # type: ignore[assignment]
+def _own_name(own: Callable[[torch.Tensor], torch.Tensor]) -> str:
     points = torch.linspace(-4, 4, 33, dtype=torch.float64)
     with torch.no_grad():
         image = own(points)
         return next((name for name, f in FUNCTIONS if torch.allclose(image, f(points), atol=1e-7)), "another function")
 
 
+def _rebind(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], None]:
+    return lambda module: rebind_forward(module, lambda self, x: function(x))
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether the module is one of `FUNCTIONS`."""
+    leaf = not module._parameters and not module._buffers and not module._modules
+    return leaf and type(module).__module__.startswith(("torch.nn.modules.activation", "transformers.activations"))
+
+
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in activated(drift.source_module):
-        own = _own_name(part)
+    source = drift.source_module
+    found = [(path, _own_name(part.act_fn), part) for path, part in activated(source)]  # type: ignore[arg-type]
+    if is_activation(source):
+        found.append(("", _own_name(source), source))
+    for path, own, part in found:
         for name, function in FUNCTIONS:
             if name != own:
                 says = f"The activation is {name} where the source has {own}: use {own}"
-                yield Trial("activation", says, _replace(path, function), part=path)
+                change = _rebind(function) if part is source and is_activation(source) else _replace(path, function)
+                yield Trial("activation", says, change, part=path)
 
 
 HYPOTHESIS = TrialHypothesis(("activation",), _trials)

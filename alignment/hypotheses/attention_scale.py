@@ -14,7 +14,7 @@ from porter.alignment.hypotheses.anatomy import attentions
 from porter.alignment.hypotheses.trial import Outcome, Trial, best, cause, distance, solve
 from porter.alignment.report import Cause
 
-GRID = tuple(2.0 ** (exponent / 2) for exponent in range(-16, 17))
+GRID = tuple(2.0**exponent for exponent in range(-8, 9))
 """Multiples of the source's own scale."""
 
 
@@ -79,12 +79,12 @@ class AttentionScale:
 
     def _named(self, drift: Drift, path: str, attention: nn.Module) -> Outcome | None:
         own = float(attention.scaling)  # type: ignore[arg-type]
-        trials = [
-            Trial("attention-scale", _says(scale, own, words), with_scale(path, scale), part=path)
-            for scale, words in named_scales(attention)
-            if not math.isclose(scale, own, rel_tol=1e-9)
-        ]
-        found = best(drift, trials)
+        tried: dict[float, Trial] = {}
+        for scale, words in named_scales(attention):
+            # The first name of a value is the more telling one.
+            if not any(math.isclose(scale, other, rel_tol=1e-9) for other in (own, *tried)):
+                tried[scale] = Trial("attention-scale", _says(scale, own, words), with_scale(path, scale), part=path)
+        found = best(drift, tried.values())
         return found if found is not None and found.after <= drift.floor else None
 
     def _solved(self, drift: Drift, path: str, attention: nn.Module) -> Outcome:

@@ -15,6 +15,7 @@ from porter.alignment.report import Cause
 
 MOST_BITS = 16
 MOST_LEVELS = 256
+HALFWAY = 1e-3
 MOST_ROWS = 0.9
 """Share of the rows that must lie on a grid: rows of zeros and outliers may not."""
 FORMATS = {11: "float16 or tf32", 8: "bfloat16", 4: "float8 e4m3", 3: "float8 e5m2", 2: "float4 e2m1"}
@@ -39,11 +40,16 @@ def round_to(values: torch.Tensor, bits: int, towards_zero: bool = False) -> tor
 
 
 def nearest_levels(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """`source` [R, C] rounded per row to the nearest of the values that `candidate` [R, C] takes in that row."""
+    """`source` [R, C] rounded per row to the nearest of the values that `candidate` [R, C] takes in that row.
+
+    Halfway between two, to the candidate's own choice.
+    """
     levels = candidate.sort(dim=-1)[0].contiguous()
     right = torch.searchsorted(levels, source.contiguous()).clamp(1, levels.shape[-1] - 1)
     low, high = levels.gather(-1, right - 1), levels.gather(-1, right)
-    return torch.where((source - low).abs() <= (high - source).abs(), low, high)
+    nearest = torch.where((source - low).abs() <= (high - source).abs(), low, high)
+    as_near = (source - candidate).abs() <= (1 + HALFWAY) * (source - nearest).abs()
+    return torch.where(as_near, candidate, nearest)
 
 
 def grid_levels(values: torch.Tensor) -> int | None:

@@ -89,7 +89,7 @@ def solve(objective: Callable[[float], float], grid: Sequence[float]) -> tuple[f
         lambda exponent: objective(math.exp(exponent)),
         bounds=(math.log(low), math.log(high)),
         method="bounded",
-        options={"xatol": 1e-9, "maxiter": 60},
+        options={"xatol": 1e-8, "maxiter": 50},
     )
     if float(refined.fun) < distances[index]:
         return math.exp(float(refined.x)), float(refined.fun)
