@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from reference_cases import assert_same, cases, reference, with_weight
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
-from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
-from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
-from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from porter.kernels.contract import Case, upcast
-from porter.kernels.reference import attention
-from porter.kernels.reference.attention import causal_mask
+from porter.kernels.contract import upcast
 from porter.kernels.reference.linear import int8_product, quantize_per_token
 from porter.kernels.registry import default_registry
 from porter.precision import float64_mode
-
-BOUND = 1e-12
-
-
-def cases(name: str, variant: str) -> list[Case]:
-    return list(default_registry().op(name, variant).inputs(torch.float64))
-
-
-def reference(name: str, variant: str, *arguments: Any) -> Any:
-    return default_registry().op(name, variant).reference(*arguments)
-
-
-def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert ours.dtype == theirs.dtype == torch.float64
-    scale = float(theirs.abs().max()) if theirs.numel() else 1.0
-    torch.testing.assert_close(ours, theirs, rtol=BOUND, atol=BOUND * max(1.0, scale))
-
-
-def with_weight(module: nn.Module, weight: torch.Tensor) -> nn.Module:
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -182,199 +156,6 @@ def test_w8a8_reconstructs_the_quantized_operands() -> None:
         codes, x_scale = quantize_per_token(x)
         theirs = nn.functional.linear(codes.double() * x_scale, weight.double() * scale.double()[:, None], bias)
         assert_same(reference("linear", "w8a8", *case.arguments), theirs)
-
-
-def additive(mask: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
-
-
-def test_gqa_is_eager_attention() -> None:
-    compared = 0
-    for case in cases("attention", "gqa"):
-        query, key, value, mask, scaling, window = case.arguments
-        if mask is None:
-            mask = causal_mask(query.shape[2], key.shape[2], window, query.device)
-        mask = additive(mask) if mask.dtype == torch.bool else mask
-        module = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
-        with float64_mode():
-            theirs, _ = qwen3.eager_attention_forward(module, query, key, value, mask, scaling)
-        ours = reference("attention", "gqa", *case.arguments)
-        alive = torch.isfinite(theirs)
-        assert (ours[~alive] == 0).all()
-        assert_same(ours[alive], theirs[alive])
-        assert ours.is_contiguous()
-        compared += 1
-    assert compared > 25
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"), [("attention", "gqa"), ("mla_attention", "absorbed"), ("mla_attention", "expanded")]
-)
-def test_attention_in_blocks_of_queries_is_the_same(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [reference(name, variant, *case.arguments) for case in cases(name, variant)]
-    monkeypatch.setattr(attention, "SCORES", 100)
-    for case, expected in zip(cases(name, variant), whole, strict=True):
-        ours = reference(name, variant, *case.arguments)
-        assert ours.is_contiguous()
-        assert_same(ours, expected)
-
-
-@pytest.mark.parametrize(("queries", "keys", "window"), [(1, 1, None), (3, 7, None), (5, 5, 2), (1, 9, 4), (2, 3, 50)])
-def test_causal_mask_by_its_definition(queries: int, keys: int, window: int | None) -> None:
-    mask = causal_mask(queries, keys, window, torch.device("cpu"))
-    for i in range(queries):
-        for j in range(keys):
-            last = keys - queries + i
-            assert bool(mask[i, j]) == (j <= last and (window is None or j > last - window))
-
-
-@pytest.mark.parametrize("variant", ["absorbed", "expanded"])
-def test_mla_is_deepseeks_expansion_and_eager_attention(variant: str) -> None:
-    for case in cases("mla_attention", variant):
-        query_nope, query_rope, latent, key_rope, weight, mask, scaling = case.arguments
-        if not latent.shape[0]:
-            continue  # upstream cannot expand an empty batch
-        heads, nope = query_nope.shape[1], query_nope.shape[-1]
-        linear = nn.Linear(*reversed(weight.shape), bias=False)
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        module = SimpleNamespace(
-            qk_nope_head_dim=nope,
-            v_head_dim=weight.shape[0] // heads - nope,
-            qk_rope_head_dim=query_rope.shape[-1],
-            kv_b_proj=linear,
-            num_key_value_groups=1,
-            training=False,
-        )
-        key, value = deepseek.DeepseekV3Attention.expand_kv(module, latent, key_rope)  # type: ignore[arg-type]
-        query = torch.cat((query_nope, query_rope), dim=-1)
-        if mask is None:
-            mask = causal_mask(query.shape[2], key.shape[2], None, query.device)
-        mask = additive(mask) if mask.dtype == torch.bool else mask
-        with float64_mode():
-            theirs, _ = deepseek.eager_attention_forward(module, query, key, value, mask, scaling)  # type: ignore[arg-type]
-        ours = reference("mla_attention", variant, *case.arguments)
-        assert ours.is_contiguous()
-        alive = torch.isfinite(theirs)
-        assert (ours[~alive] == 0).all()
-        assert_same(ours[alive], theirs[alive])
-
-
-def test_softmax_router() -> None:
-    for case in cases("router", "softmax"):
-        hidden, weight, top_k, renormalize = case.arguments
-        experts, size = weight.shape
-        config = Qwen3MoeConfig(
-            num_experts=experts, hidden_size=size, num_experts_per_tok=top_k, norm_topk_prob=renormalize
-        )
-        router = with_weight(qwen3_moe.Qwen3MoeTopKRouter(config), weight)
-        with float64_mode():
-            logits, weights, indices = router(hidden)
-        ours = reference("router", "softmax", *case.arguments)
-        assert_same(ours[0], logits)
-        assert_same(ours[1], weights)
-        assert torch.equal(ours[2], indices) or "zeros" in case.label
-
-
-def test_grouped_sigmoid_router() -> None:
-    for case in cases("router", "grouped_sigmoid"):
-        hidden, weight, bias, top_k, groups, kept, renormalize, factor = case.arguments
-        config = SimpleNamespace(
-            num_experts_per_tok=top_k,
-            num_local_experts=weight.shape[0],
-            hidden_size=weight.shape[1],
-            routed_scaling_factor=factor,
-            n_group=groups,
-            topk_group=kept,
-            norm_topk_prob=renormalize,
-        )
-        router = with_weight(deepseek.DeepseekV3TopkRouter(config), weight)
-        router.e_score_correction_bias = bias
-        with float64_mode():
-            logits, weights, indices = router(hidden)
-        ours = reference("router", "grouped_sigmoid", *case.arguments)
-        assert_same(ours[0], logits)
-        # Upstream leaves the chosen experts in no particular order.
-        (our_order, our_place), (order, place) = ours[2].sort(dim=-1), indices.sort(dim=-1)
-        assert torch.equal(our_order, order)
-        assert_same(ours[1].gather(1, our_place), weights.gather(1, place))
-
-
-def test_experts() -> None:
-    for case in cases("experts", "standard"):
-        hidden, index, weights, gate_up, down = case.arguments
-        experts, _, size = gate_up.shape
-        config = DeepseekV3Config(
-            n_routed_experts=experts, hidden_size=size, moe_intermediate_size=down.shape[-1], hidden_act="silu"
-        )
-        config._experts_implementation = "eager"
-        module = deepseek.DeepseekV3Experts(config)
-        module.gate_up_proj, module.down_proj = (nn.Parameter(w, requires_grad=False) for w in (gate_up, down))
-        assert_same(reference("experts", "standard", *case.arguments), module(hidden, index, weights))
-
-
-def test_experts_w8a16_is_the_dequantized_mixture() -> None:
-    for case in cases("experts", "w8a16"):
-        *routed, gate_up, gate_up_scale, down, down_scale = case.arguments
-        dequantized = (
-            gate_up.double() * gate_up_scale.double()[..., None],
-            down.double() * down_scale.double()[..., None],
-        )
-        ours = reference("experts", "w8a16", *case.arguments)
-        assert_same(ours, reference("experts", "standard", *routed, *dequantized))
-
-
-def test_experts_w8a8_is_the_sum_of_w8a8_layers() -> None:
-    for case in cases("experts", "w8a8"):
-        hidden, index, weights, gate_up, gate_up_scale, down, down_scale = case.arguments
-        expected = torch.zeros_like(hidden)
-        for token in range(hidden.shape[0]):
-            for expert, share in zip(index[token].tolist(), weights[token], strict=True):
-                if expert < gate_up.shape[0]:
-                    first = reference("linear", "w8a8", hidden[token], gate_up[expert], gate_up_scale[expert], None)
-                    gated = reference("swiglu", "standard", first)
-                    second = reference("linear", "w8a8", gated, down[expert], down_scale[expert], None)
-                    expected[token] += share * second
-        assert_same(reference("experts", "w8a8", *case.arguments), expected)
-
-
-def test_greedy_takes_the_first_of_the_largest() -> None:
-    for case in cases("sampling", "greedy"):
-        (logits,) = case.arguments
-        ids = reference("sampling", "greedy", logits)
-        assert ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
-
-
-def sample_by_definition(row: list[float], temperature: float, top_k: int, top_p: float, uniform: float) -> int:
-    order = sorted(range(len(row)), key=lambda i: (-row[i], i))[: top_k or None]
-    largest = max(row)
-    weights = [math.exp((row[i] - largest) / temperature) for i in order]
-    probabilities, kept, reached = [w / sum(weights) for w in weights], [], 0.0
-    for i, probability in zip(order, probabilities, strict=True):
-        if kept and reached >= top_p:
-            break
-        kept.append((i, probability))
-        reached += probability
-    running, total = 0.0, sum(p for _, p in kept)
-    for i, probability in kept:
-        running += probability / total
-        if running > uniform:
-            return i
-    return kept[-1][0]
-
-
-def test_top_k_top_p_by_its_definition() -> None:
-    for case in cases("sampling", "top_k_top_p"):
-        logits, temperature, top_k, top_p, uniform = case.arguments
-        expected = [
-            sample_by_definition(row, temperature, top_k, top_p, u)
-            for row, u in zip(logits.tolist(), uniform.tolist(), strict=True)
-        ]
-        assert reference("sampling", "top_k_top_p", *case.arguments).tolist() == expected, case.label
-
-
-def test_top_k_top_p_refuses_a_temperature_of_zero() -> None:
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        reference("sampling", "top_k_top_p", torch.zeros(1, 3), 0.0, 0, 1.0, torch.zeros(1))
 
 
 def op_cases(dtype: torch.dtype) -> list[Any]:
