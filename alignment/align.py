@@ -21,7 +21,7 @@ from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, 
 from porter.alignment.rows import drifts_of, rows_of
 from porter.alignment.source import rebuild_source
 from porter.alignment.verdict import Drifted, coverage, drifted_weights, first_of, skipped_weights, verdict_of
-from porter.alignment.weights import JudgedWeight, adopt, judge, pair_weights
+from porter.alignment.weights import JudgedWeight, WeightPairing, adopt, judge
 from porter.errors import PorterError
 from porter.golden.store import Golden
 
@@ -91,12 +91,13 @@ def align(
     pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)
     findings = Findings()
     source = _source(golden, source, findings)
+    recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
     if source is not None:
         source.to(device)
-        _compare_weights(findings, loaded.model, source, pairing, pattern, "weights" in wanted)
+        asked = "weights" in wanted
+        _compare_weights(findings, loaded.model, source, pairing, pattern, recorded.recorded_dtype, asked)
     elif "weights" in wanted and wanted == ("weights",):
         raise PorterError(findings.skipped[0].why)
-    recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
     replayer = Replayer(recorded, pairing, loaded.model, source, factor)
     pairs = [pair for pair in pairing.pairs if pattern is None or pattern.search(pair.module)]
     left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
@@ -135,10 +136,11 @@ def _compare_weights(
     source: nn.Module,
     pairing: Pairing,
     pattern: re.Pattern[str] | None,
+    recorded: torch.dtype,
     asked: bool,
 ) -> None:
-    """Judge every weight and make the source the candidate's oracle; listed only where the weights pass was asked for."""
-    for weight in pair_weights(candidate, source, pairing.correspondence):
+    """Judge every weight and make the source the candidate's oracle; drifts count where the pass was asked for."""
+    for weight in WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded):
         judged = judge(weight)
         adopt(source, judged)
         if judged.row.status == "ok":
@@ -151,9 +153,7 @@ def _compare_weights(
         findings.skipped += skipped_weights([judged.row for judged in findings.weights])
 
 
-def _replay(
-    findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free: FreePass, advance: Progress
-) -> None:
+def _replay(findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free: FreePass, advance: Progress) -> None:
     diagnosed = 0
     for result in replay_all(replayer, pairs, advance):
         _take(findings, replayer, result)

@@ -158,9 +158,7 @@ def _port(
     model = load(path, trust_remote_code=trust_remote_code)
     placed = _placed(str(path), "port", model, own.modules(), device, dtype)
     told = {"chip": manifest.get("chip"), "scheme": manifest.get("scheme"), "versions": manifest.get("versions")}
-    return Candidate(
-        placed.name, "port", placed.model, None, placed.correspondence, {**placed.environment, **told}
-    )
+    return Candidate(placed.name, "port", placed.model, None, placed.correspondence, {**placed.environment, **told})
 
 
 def _from_checkpoint(path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool) -> nn.Module:

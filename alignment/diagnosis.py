@@ -69,7 +69,9 @@ def oracle_forced(replayer: Replayer, result: ModuleResult) -> list[Call]:
         side = replayer.source_side(child)
         assert side is not None, "the parent has a source"
         try:
-            outputs = [seen.output for seen in replayer.run_exact(side, replayer.recorded.calls(child, replayer.pairing))]
+            outputs = [
+                seen.output for seen in replayer.run_exact(side, replayer.recorded.calls(child, replayer.pairing))
+            ]
         except CANNOT_RUN:
             continue
         calls = _with_outputs(replayer, result.pair, child, calls, outputs)
@@ -119,7 +121,9 @@ def _float64_copy(module: nn.Module, shared: Sequence[nn.Module]) -> nn.Module:
         return copy.deepcopy(module, {id(child): child for child in shared})
 
 
-def _runner(side: Side, calls: Sequence[Call], forced: set[str]) -> Callable[[nn.Module, Change | None], list[Observation]]:
+def _runner(
+    side: Side, calls: Sequence[Call], forced: set[str]
+) -> Callable[[nn.Module, Change | None], list[Observation]]:
     originals = {name: side.module.get_submodule(name) for name in forced}
 
     def run(module: nn.Module, inputs: Change | None) -> list[Observation]:

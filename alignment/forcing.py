@@ -32,6 +32,14 @@ class ForcedCall:
     run: bool = False
 
 
+@dataclass(frozen=True)
+class Handed:
+    """What a parent handed to its children, and the names of those that it called."""
+
+    tensors: Observation
+    called: set[str]
+
+
 Untouched = Callable[[str, nn.Module], bool]
 """Whether the child of that name (relative to the parent) is as it was, so that forcing it is right."""
 
@@ -52,19 +60,19 @@ def forcing(
     forced: Forced,
     untouched: Untouched = lambda name, child: True,
     label: Callable[[str], str] = lambda name: name,
-) -> Iterator[Observation]:
+) -> Iterator[Handed]:
     """Force the children while the context lasts; yields what they are handed, as "<label(child)>.input".
 
     A child for which `untouched` is False runs on what it is given and is only observed.
     """
-    seen: Observation = {}
+    seen = Handed({}, set())
     replaced: list[tuple[nn.Module, bool, Any]] = []
     try:
         for name, calls in forced.items():
             child = module.get_submodule(name)
             replaced.append((child, "forward" in child.__dict__, child.__dict__.get("forward")))
             calls_left = calls if untouched(name, child) else ()
-            child.__dict__["forward"] = _forced(child.forward, label(name), calls, calls_left, seen)
+            child.__dict__["forward"] = _forced(child.forward, name, label(name), calls, calls_left, seen)
         yield seen
     finally:
         for child, had, before in reversed(replaced):
@@ -76,21 +84,23 @@ def forcing(
 
 def _forced(
     original: Callable[..., Any],
+    name: str,
     label: str,
     recorded: Sequence[ForcedCall],
     forced: Sequence[ForcedCall],
-    seen: Observation,
+    seen: Handed,
 ) -> Callable[..., Any]:
     number = 0
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal number
         call, number = number, number + 1
+        seen.called.add(name)
         given = handed(args, kwargs)
         as_recorded = call < len(recorded) and len(given) == recorded[call].given
         if as_recorded:
             for index, tensor in enumerate(given):
-                seen[_input_label(label, call, index)] = tensor.detach().clone()
+                seen.tensors[_input_label(label, call, index)] = tensor.detach().clone()
         if call >= len(forced):
             return original(*args, **kwargs)
         if as_recorded and not forced[call].run:

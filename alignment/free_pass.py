@@ -100,4 +100,3 @@ class FreePass:
         if replayed is None or free is None or not free[1]:
             return None
         return float((free[0].to(torch.float64) - replayed.to(torch.float64)).norm()) / free[1]
-

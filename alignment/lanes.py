@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from porter.alignment.calls import Call, filled_cache, mapped, new_cache
-from porter.alignment.forcing import ForcedCall, Untouched, forcing
+from porter.alignment.forcing import ForcedCall, Handed, Untouched, forcing
 from porter.alignment.observation import Observation, first_tensor, tensors
 from porter.alignment.precision_swap import to_float64
 from porter.alignment.routing import Choice, choice_of
@@ -22,11 +22,13 @@ Change = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call showed: tensors by label, the experts it chose if it is a router, and the value it returned."""
+    """What one call showed: tensors by label, the experts it chose if it is a router, the value it returned, and which
+    children it called."""
 
     tensors: Observation
     choice: Choice | None
     output: Any
+    called: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,15 @@ def _cache(side: Side, call: Call, caches: dict[int, Any], convert: Callable[[Te
     return filled_cache(side.config, call, dtype)
 
 
-def _seen(module: nn.Module, output: Any, handed: Observation, call: Call) -> Seen:
+def _seen(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
     choice, found = choice_of(module, output)
     if choice is None:
         found = {label: t.detach().clone() for label, t in tensors(output, "output") if t.is_floating_point()}
         found = _first_is_output(found)
-    observed = {**handed, **found}
+    observed = {**handed.tensors, **found}
     if call.keep is not None:
         observed = {label: real(tensor, call.keep) for label, tensor in observed.items() if tensor.dim() < 4}
-    return Seen(observed, choice, output)
+    return Seen(observed, choice, output, frozenset(handed.called))
 
 
 def _first_is_output(found: Observation) -> Observation:

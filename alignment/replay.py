@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -78,12 +78,33 @@ class Replayer:
         except CANNOT_RUN as error:
             result.why = f"the candidate cannot be called as recorded: {_line(error)}"
             return result
+        result.calls = self._forcing_what_is_called(result)
         self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
         if theirs is None:
             self._against_golden(result)
         else:
             self._against_oracle(result, mine, theirs)
         return result
+
+    def _forcing_what_is_called(self, result: ModuleResult) -> list[Call]:
+        """The calls with only those children forced that the candidate calls: what it computes itself, so must the
+        source."""
+        called = {name for seen in result.candidate_native for name in seen.called}
+        prefix = result.pair.module
+        own = {
+            relative_name(source, result.pair.sources[0])
+            for child in self.pairing.children(result.pair)
+            if relative_name(child.module, prefix) in called
+            for source in child.sources
+        }
+        return [
+            replace(
+                call,
+                forced={name: each for name, each in call.forced.items() if name in called},
+                source_forced={name: each for name, each in call.source_forced.items() if name in own},
+            )
+            for call in result.calls
+        ]
 
     def _against_oracle(self, result: ModuleResult, mine: Side, theirs: Side) -> None:
         calls = self._quantized(mine.module, result.calls)

@@ -27,7 +27,7 @@ class Weight:
     """A parameter or buffer of the source beside the candidate's values for it.
 
     `candidate` is unfused and dequantized, None where it cannot be read; `step` is the quantizer's step per element
-    (None where not quantized), `dtype` what the candidate stores.
+    (None where not quantized); `roundable` is the dtype that its values may have been rounded to on the way.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Weight:
     step: Tensor | None
     dtype: torch.dtype
     is_parameter: bool
+    roundable: torch.dtype
     why: str = ""
 
 
@@ -49,51 +50,75 @@ class JudgedWeight:
     row: WeightRow
 
 
-def pair_weights(candidate: nn.Module, source: nn.Module, correspondence: Correspondence) -> Iterator[Weight]:
-    """Every parameter and buffer of the candidate, part by part, with the source's; one at a time."""
-    tensors = dict(source.named_parameters(remove_duplicate=False)) | dict(source.named_buffers(remove_duplicate=False))
-    own = list(candidate.named_parameters(remove_duplicate=False))
-    held = {name for name, _ in own}
-    own += list(candidate.named_buffers(remove_duplicate=False))
-    scales = {name for name, _ in own if name.endswith(SCALE_SUFFIX)}
-    used = {name for name in scales if name.removesuffix(SCALE_SUFFIX) in dict(own)}
-    everything = dict(own)
-    for name, tensor in own:
-        if name in used:
-            continue
-        scale = everything.get(f"{name}{SCALE_SUFFIX}")
-        yield from _parts(name, tensor, scale, tensors, correspondence, name in held)
+@dataclass(frozen=True)
+class WeightPairing:
+    """Candidate and source tensors side by side.
+
+    `compute` and `recorded` are the dtypes that candidate and golden run in: a candidate in a coarser dtype may have
+    rounded everything to it, one in the golden's own dtype nothing.
+    """
+
+    candidate: nn.Module
+    source: nn.Module
+    correspondence: Correspondence
+    compute: torch.dtype
+    recorded: torch.dtype
+
+    def __iter__(self) -> Iterator[Weight]:
+        """Every parameter and buffer of the candidate, part by part; one at a time."""
+        model = self.source
+        known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        parameters = dict(self.candidate.named_parameters(remove_duplicate=False))
+        everything = parameters | dict(self.candidate.named_buffers(remove_duplicate=False))
+        lasting = set(self.candidate.state_dict())
+        for name, tensor in everything.items():
+            if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in everything:
+                continue
+            scale = everything.get(f"{name}{SCALE_SUFFIX}")
+            roundable = self._roundable(tensor.dtype, name in lasting)
+            yield from self._parts(name, tensor, scale, known, name in parameters, roundable)
+
+    def _roundable(self, stored: torch.dtype, lasting: bool) -> torch.dtype:
+        """Tables computed at start are not in a checkpoint: whoever casts the model rounds them."""
+        if not lasting or stored == torch.float16:
+            return stored
+        return _coarser(stored, self.compute) if _eps(self.compute) > _eps(self.recorded) else torch.float64
+
+    def _parts(
+        self,
+        name: str,
+        tensor: Tensor,
+        scale: Tensor | None,
+        known: dict[str, Tensor],
+        is_parameter: bool,
+        roundable: torch.dtype,
+    ) -> Iterator[Weight]:
+        sources = self.correspondence.source_of(name)
+        owner = name.rpartition(".")[0]
+        missing = [source for source in sources if source not in known]
+        if missing:
+            if is_parameter:
+                why, listed = f"the source has no {missing[0]}", ", ".join(sources)
+                yield Weight(name, listed, owner, None, None, None, tensor.dtype, True, roundable, why)
+            return
+        values, step, why = dequantized(tensor, scale)
+        sizes = [int(known[source].shape[0]) if known[source].dim() else 1 for source in sources]
+        if len(sources) > 1 and sum(sizes) != tensor.shape[0]:
+            values, why = None, why or f"{tensor.shape[0]} rows do not split into {sizes}"
+        for index, source in enumerate(sources):
+            rows = slice(sum(sizes[:index]), sum(sizes[: index + 1])) if len(sources) > 1 else slice(None)
+            part = values[rows] if values is not None and values.dim() else values
+            part_step = None if step is None else step[rows]
+            reference = known[source].detach()
+            yield Weight(name, source, owner, reference, part, part_step, tensor.dtype, is_parameter, roundable, why)
 
 
-def _parts(
-    name: str,
-    tensor: Tensor,
-    scale: Tensor | None,
-    tensors: dict[str, Tensor],
-    correspondence: Correspondence,
-    is_parameter: bool,
-) -> Iterator[Weight]:
-    sources = correspondence.source_of(name)
-    owner = name.rpartition(".")[0]
-    missing = [source for source in sources if source not in tensors]
-    if missing:
-        if is_parameter:
-            why = f"the source has no {missing[0]}"
-            yield Weight(name, ", ".join(sources), owner, None, None, None, tensor.dtype, True, why)
-        return
-    values, step, why = dequantized(tensor, scale)
-    sizes = [int(tensors[source].shape[0]) if tensors[source].dim() else 1 for source in sources]
-    fits = len(sources) == 1 or sum(sizes) == tensor.shape[0]
-    if values is None or not fits:
-        why = why or f"{tensor.shape[0]} rows do not split into {sizes}"
-    for index, source in enumerate(sources):
-        part, part_step = values, step
-        if fits and len(sources) > 1 and values is not None:
-            start = sum(sizes[:index])
-            part = values[start : start + sizes[index]]
-            part_step = None if step is None else step[start : start + sizes[index]]
-        readable = part if fits else None
-        yield Weight(name, source, owner, tensors[source].detach(), readable, part_step, tensor.dtype, is_parameter, why)
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
+def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    return one if _eps(one) >= _eps(other) else other
 
 
 def dequantized(tensor: Tensor, scale: Tensor | None) -> tuple[Tensor | None, Tensor | None, str]:
@@ -125,26 +150,27 @@ def judge(weight: Weight) -> JudgedWeight:
     if weight.step is not None:
         expected = _quantization_error(weight, reference)
         return _judged(weight, error, expected, "" if error <= expected else "more than its quantization costs")
-    expected = rounding(weight.dtype, reference.dtype, weight.is_parameter)
+    expected = rounding(weight.roundable, reference.dtype, weight.is_parameter)
     if error > expected:
-        return _judged(weight, error, expected, "more than rounding to its dtype costs")
+        return _judged(weight, error, expected, "more than rounding to the dtype costs")
     single = _worst_element(candidate, reference)
     if single > expected * 1.001:
         return _judged(weight, single, expected, "single elements differ by more than rounding (their relative error)")
     return _judged(weight, error, expected, "")
 
 
-def rounding(stored: torch.dtype, reference: torch.dtype, is_parameter: bool) -> float:
-    """The relative error that storing `reference` values as `stored` may cause, per element and so in L2.
+def rounding(roundable: torch.dtype, reference: torch.dtype, is_parameter: bool) -> float:
+    """The relative error that rounding `reference` values to `roundable` causes, per element and so in L2.
 
-    Half the spacing of floating-point numbers next to 1 where the dtype is coarser; of a wide enough one, nothing.
+    Half the spacing of floating-point numbers next to 1 where that dtype is coarser; else a copy is exact, up to the
+    last bits of float32 where values may have been computed.
     """
-    if not stored.is_floating_point or not reference.is_floating_point:
+    if not reference.is_floating_point:
         return 0.0
-    stored_eps, reference_eps = torch.finfo(stored).eps, torch.finfo(reference).eps
-    if stored_eps > reference_eps:
-        return stored_eps / 2
-    return 0.0 if is_parameter and stored_eps > COPY else (COPY if is_parameter else max(COMPUTED, stored_eps / 2))
+    if _eps(roundable) > _eps(reference) or roundable == torch.float16:
+        return _eps(roundable) / 2
+    computed = COPY if is_parameter else COMPUTED
+    return computed if _eps(reference) <= COPY else 0.0
 
 
 def _quantization_error(weight: Weight, reference: Tensor) -> float:
@@ -185,8 +211,8 @@ def adopt(source: nn.Module, judged: JudgedWeight) -> None:
     owner = source.get_submodule(path)
     if judged.row.status == "ok":
         value = weight.candidate.detach().clone().to(weight.reference.device)
-    elif weight.dtype.is_floating_point and weight.reference.is_floating_point():
-        value = weight.reference.to(weight.dtype)
+    elif weight.roundable != torch.float64 and weight.reference.is_floating_point():
+        value = weight.reference.to(weight.roundable).to(weight.reference.dtype)
     else:
         value = weight.reference
     if leaf in owner._parameters:
