@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MODEL = "tiny-deepseek-v3"
 PROMPT = "She had been forced into prudence in her youth, "
 NEW_TOKENS = 4
-FAULTY_LAYER = 2
+FAULTY_MODULE = "model.layers.2.self_attn"
 
 
 def main() -> None:
@@ -40,10 +40,9 @@ def demonstrate(screen: Console) -> int:
         recorded = _capture(screen, golden)
         _say(screen, "porter align golden port")
         right = _align(screen, recorded, port)
-        _say(screen, f"now with a fault: layer {FAULTY_LAYER} rotates halves where DeepSeek interleaves")
+        _say(screen, f"now with a fault: {FAULTY_MODULE} rotates halves where DeepSeek interleaves")
         wrong = _align(screen, recorded, _faulty(port))
-    found = [cause["kind"] for cause in wrong["causes"][:1]]
-    shown = right["verdict"] == "aligned" and wrong["verdict"] == "drift" and found == ["rope-style"]
+    shown = right["verdict"] == "aligned" and right["first_drift"] is None and _is_found(wrong)
     screen.print()
     verdict = "Aligned when right; module and cause named when wrong." if shown else "That is not what was expected."
     screen.print(verdict)
@@ -90,8 +89,15 @@ def _faulty(port: Path) -> Any:
     from porter.kernels.dispatch import OpCall
 
     model = porter.load(port)
-    model.model.layers[FAULTY_LAYER].self_attn.rope = OpCall("rope", "half")
+    model.get_submodule(FAULTY_MODULE).rope = OpCall("rope", "half")
     return model
+
+
+def _is_found(report: dict[str, Any]) -> bool:
+    """Whether the first drift and the leading cause are the planted fault, and nothing else."""
+    first, causes = report["first_drift"] or {}, report["causes"]
+    where = first.get("module"), causes[0]["module"] if causes else None
+    return where == (FAULTY_MODULE, FAULTY_MODULE) and causes[0]["kind"] == "rope-style"
 
 
 def _say(screen: Console, line: str) -> None:
