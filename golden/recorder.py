@@ -35,7 +35,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, writer: Writer, detail: str, modules: str | None) -> None:
-        self._model = model
+        self.model = model
         self._writer = writer
         self._encode_tensor = TensorEncoder(writer, detail)
         self._pattern = compile_pattern(modules)
@@ -51,7 +51,7 @@ class Recorder:
     def attach(self) -> None:
         """Hook every module that can be hooked and matches the pattern, and the root in any case."""
         closed: str | None = None
-        for name, module in self._model.named_modules():
+        for name, module in self.model.named_modules():
             if closed is not None and name.startswith(f"{closed}."):
                 self._refused[name] = f"inside {closed}, which takes no hooks"
             elif (why := _why_not_hooked(module)) is not None:
@@ -69,10 +69,10 @@ class Recorder:
     def produced(self) -> dict[str, Any]:
         """What the manifest says of the run: which modules are missing in it, and why."""
         missed = self._refused | {name: "never called" for name in self._hooked - self._writer.modules}
-        order = [name for name, _ in self._model.named_modules(remove_duplicate=False)]
+        order = [name for name, _ in self.model.named_modules(remove_duplicate=False)]
         return {
             "missed": [{"module": name, "why": missed[name]} for name in order if name in missed],
-            "shared": _shared_modules(self._model),
+            "shared": _shared_modules(self.model),
         }
 
     def _hook(self, name: str, module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -125,7 +126,11 @@ class Golden:
         """The sketch of a stored tensor; of one stored whole it is computed."""
         stored = self._stored(id)
         values = self._read(stored)
-        return sketch(values) if stored.sketch is None else Sketch(values, **stored.sketch)
+        if stored.sketch is None:
+            return sketch(values)
+        norm = stored.sketch["norm"]
+        about = {**stored.sketch, "norm": math.nan if norm is None else norm}
+        return Sketch(values, **about)
 
     def value(self, node: Node, cache: Any = None) -> Any:
         """The Python value of a node: tensors with their recorded strides, caches replaced by ``cache``."""

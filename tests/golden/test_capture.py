@@ -41,6 +41,9 @@ def test_generates_what_transformers_generates(family: str, request: pytest.Fixt
 def test_padding_does_not_change_a_row(qwen3: Build, tmp_path: Path) -> None:
     alone = capture(qwen3(), [ROWS[0]], tmp_path / "alone", new_tokens=3)
     padded = capture(qwen3(), ROWS[:2], tmp_path / "padded", new_tokens=3)
+    roots = [padded.value(record.inputs)["kwargs"] for record in padded.records if record.module == ""]
+    assert roots[0]["position_ids"].tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert roots[2]["position_ids"].tolist() == [[4], [6]] and roots[2]["attention_mask"].shape == (2, 7)
     for step in range(3):
         (one,), (two,) = ([r for r in g.records if r.module == "lm_head" and r.step == step] for g in (alone, padded))
         ours, theirs = padded.value(two.outputs)[0, -1], alone.value(one.outputs)[0, -1]

@@ -117,6 +117,18 @@ def test_tensors_changed_in_place(quietly: bool, inference: bool, tmp_path: Path
         assert torch.equal(outputs, after * ones), module
 
 
+class OneElement(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden[37] = -1
+        return hidden
+
+
+def test_one_element_changed_in_place(tmp_path: Path) -> None:
+    golden = _record(nn.Sequential(OneElement()), tmp_path / "golden", (torch.arange(1000.0),))
+    inputs, outputs = _only(golden, "0")
+    assert inputs["args"][0][37] == 37 and outputs[37] == -1
+
+
 def test_same_content_is_stored_once(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Identity(), nn.Identity(), nn.ReLU())
     golden = _record(model, tmp_path / "golden", (torch.ones(100, 100),))
@@ -246,6 +258,8 @@ def test_exceptions_remove_the_hooks_and_leave_an_incomplete_golden(tmp_path: Pa
 def test_exception_caught_inside_the_model(tmp_path: Path) -> None:
     golden = _record(Fails(), tmp_path / "golden", (torch.ones(1, 2), True))
     assert golden.complete and [record.module for record in golden.records] == ["good", ""]
+    assert golden.value(golden.records[1].inputs)["args"][0].shape == (1, 2) and golden.records[1].call == 0
+    assert golden.value(golden.records[1].inputs)["args"][1] is True
     assert golden.manifest["missed"] == [{"module": "bad", "why": "never called"}]
 
 

@@ -84,6 +84,15 @@ def test_tiles_beyond_the_first_have_other_signs() -> None:
     assert abs(ratio - 1) < 5 * math.sqrt(8 / size) / 2
 
 
+@pytest.mark.parametrize("numel", [1, 126, 127, 128, 65536, (1 << 17) + 5])
+def test_every_element_counts_once(numel: int) -> None:
+    for place in {0, numel // 2, numel - 1}:
+        one = torch.zeros(numel)
+        one[place] = 3
+        folded = project(one, 127)
+        assert folded[place % 127].abs() == 3 and folded.count_nonzero() == 1
+
+
 def test_difference_of_sketches_is_sketch_of_difference() -> None:
     a, b = _noise((7, 11, 131), 1), _noise((7, 11, 131), 2)
     torch.testing.assert_close(project(a, 127) - project(b, 127), project(a - b, 127), rtol=1e-12, atol=1e-11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import nn
 from porter.errors import PorterError
 from porter.golden.capture import capture
 from porter.golden.node import tensor_nodes
+from porter.golden.recorder import recording
+from porter.golden.sketch import relative_error, sketch
 from porter.golden.store import Golden
 
 Build = Callable[..., nn.Module]
@@ -95,6 +98,18 @@ def test_what_a_level_of_detail_does_not_hold(qwen3: Build, tmp_path: Path) -> N
     assert node["tensor"] is None and node["stats"]["l2"] > 0
     with pytest.raises(PorterError, match="statistics alone"):
         stats.value(stats.records[-1].outputs)
+
+
+def test_sketch_of_a_tensor_that_is_not_finite(tmp_path: Path) -> None:
+    values = torch.ones(200, 200)
+    values[3, 4] = float("inf")
+    with recording(nn.Identity(), tmp_path / "golden", detail="sketch") as recorder:
+        recorder.model(values)
+    golden = Golden.open(tmp_path / "golden")
+    node = golden.records[0].outputs
+    assert (node["stats"]["inf"], node["stats"]["max"]) == (1, 1.0)
+    estimate, error = relative_error(sketch(torch.ones(200, 200)), golden.sketch(node["tensor"]))
+    assert math.isnan(estimate) and math.isnan(error)
 
 
 def test_digests_tell_equal_runs_from_different_ones(qwen3: Build, tmp_path: Path) -> None:

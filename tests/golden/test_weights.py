@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from porter.errors import PorterError
@@ -34,6 +35,9 @@ def test_stored_weights_rebuild_the_model(dtype: torch.dtype, tied: bool, qwen3:
     described = golden.manifest["model"]
     assert described["weights"] and described["checkpoint"] is None
     assert described["tied"] == ({"lm_head.weight": "model.embed_tokens.weight"} if tied else {})
+    (file,) = golden.path.glob("weights-*.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        assert ("lm_head.weight" in opened.keys()) is not tied
     stored = dict(golden.weights())
     assert stored.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.items())
