@@ -68,7 +68,7 @@ class FreePass:
         """The rows with what the free run showed, and the drifts that only it shows."""
         by_key = {(row.module, row.step): row for row in rows}
         found, faults = [], []
-        first = min((drifted.position for drifted in drifts), default=None)
+        known = list(drifts)
         keys = sorted({*by_key, *self._free.end_to_end}, key=lambda key: (key[1], self._pairs[key[0]].position))
         for key in keys:
             pair = self._pairs[key[0]]
@@ -81,11 +81,11 @@ class FreePass:
             allowed = self._limit(key)
             if allowed is not None and not error <= allowed and row.status != "drift":
                 position = (key[1], pair.position)
-                if first is not None and first <= position:
+                if any(explains(drifted, pair, position) for drifted in known):
                     row = replace(row, status="inherited")
                 else:
-                    first = position
-                    faults.append(Drifted(position, FirstDrift(pair.module, pair.source, key[1], "output")))
+                    known.append(Drifted(position, FirstDrift(pair.module, pair.source, key[1], "output")))
+                    faults.append(known[-1])
                     row = replace(row, status="drift", introduced=error, budget=allowed, why=STATE)
             found.append(row)
         return found, faults
@@ -100,3 +100,10 @@ class FreePass:
         if replayed is None or free is None or not free[1]:
             return None
         return float((free[0].to(torch.float64) - replayed.to(torch.float64)).norm()) / free[1]
+
+
+def explains(drifted: Drifted, pair: Pair, position: tuple[int, int]) -> bool:
+    """Whether a drift reaches a module: it happened before, or in a module around it, which began before."""
+    around = drifted.drift.module
+    inside = not around or pair.module.startswith(f"{around}.")
+    return drifted.position <= position or (inside and drifted.drift.step <= position[0])
