@@ -67,9 +67,22 @@ def joined(drift: Drift, observations: Sequence[Observation]) -> torch.Tensor:
 
 
 def mapped(drift: Drift, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Distance to the candidate of the source's own output with the drifting tensor passed through `change`."""
-    label = drift.tensor
-    return drift.distance([{**seen, label: change(seen[label])} for seen in drift.source_output if label in seen])
+    """Distance to the candidate of the source's output with the drifting tensor passed through `change`.
+
+    A module with several outputs of that shape (cosines and sines) has them all changed.
+    """
+
+    def one(seen: Observation) -> Observation:
+        drifting = seen[drift.tensor]
+        together = drift.tensor.startswith("output")
+        return {
+            label: change(tensor)
+            if label == drift.tensor or (together and label.startswith("output") and tensor.shape == drifting.shape)
+            else tensor
+            for label, tensor in seen.items()
+        }
+
+    return drift.distance([one(seen) for seen in drift.source_output if drift.tensor in seen])
 
 
 def best(drift: Drift, trials: Iterable[Trial]) -> Outcome | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import FLOOR, drift_of
-from planted import FAULTS, Fault
+from module_faults import FAULTS, Fault
+from small_modules import FLOOR, drift_of
 
 from porter.alignment.hypotheses.catalogue import CATALOGUE, explain
 from porter.alignment.report import Cause

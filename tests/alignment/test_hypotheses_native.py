@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from faults import drift_of
-from planted import FAULTS
+from module_faults import FAULTS
+from small_modules import drift_of
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.catalogue import explain

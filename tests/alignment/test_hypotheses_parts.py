@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from faults import DEEPSEEK_V3, layer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_modules import DEEPSEEK_V3, layer
 from torch import nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
