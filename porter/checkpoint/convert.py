@@ -68,7 +68,7 @@ def convert(
     check_accounting(checkpoint, outputs, writer, tuple(dropped))
     if workers < 1:
         raise PorterError(f"--workers {workers}: expected at least 1")
-    finished = writer.start(f"{checkpoint.fingerprint} porter {__version__} nonfinite {allow_nonfinite}")
+    finished = writer.start(source_identity(checkpoint, allow_nonfinite))
     pending = [output for output in outputs if any(plan.name not in finished for plan in output.plans)]
     run = _Run(checkpoint, writer, finished, progress, allow_nonfinite)
     try:
@@ -85,6 +85,11 @@ def convert(
     except BaseException:
         writer.close()
         raise
+
+
+def source_identity(checkpoint: Checkpoint, allow_nonfinite: bool) -> str:
+    """What a conversion's bytes depend on beside its plan: an unfinished one is continued only where this is equal."""
+    return f"{checkpoint.fingerprint}, porter {__version__}, allow_nonfinite {allow_nonfinite}"
 
 
 def check_accounting(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from raw_files import single
 
-from porter.checkpoint.convert import Output, convert
+from porter.checkpoint.convert import Output, convert, source_identity
 from porter.checkpoint.reader import Checkpoint
 from porter.checkpoint.writer import CheckpointWriter, TensorPlan
 from porter.errors import PorterError
@@ -223,6 +223,31 @@ def test_a_failure_stops_the_rest_and_keeps_what_is_done(tmp_path: Path) -> None
     convert(checkpoint, outputs, writer)
     writer.finish()
     assert begun[2:] == [f"qkv.{i}" for i in range(2, 7)], "resumed after what was done"
+
+
+def test_an_output_finished_in_part_is_completed(tmp_path: Path) -> None:
+    checkpoint, writer = source(tmp_path / "source"), writer_of(tmp_path / "out")
+    writer.start(source_identity(checkpoint, allow_nonfinite=False))
+    writer.write("qkv.4_scale", quantize_per_channel(torch.cat([checkpoint.load("q.4"), checkpoint.load("k.4")]))[1])
+    writer.close()
+    writer = writer_of(tmp_path / "out")
+    written: list[str] = []
+    convert(checkpoint, OUTPUTS, writer, progress=lambda done, total, name: written.append(name))
+    assert "qkv.4" in written and "qkv.4_scale" not in written and len(written) == 13
+    writer.finish()
+    fresh = writer_of(tmp_path / "fresh")
+    convert(checkpoint, OUTPUTS, fresh)
+    fresh.finish()
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_what_allow_nonfinite_let_pass_is_not_taken_over(tmp_path: Path) -> None:
+    outputs = [Output((TensorPlan(n, torch.float16, (3,)),), (n,), lambda p, n=n: {n: p[0].half()}) for n in "ab"]  # type: ignore[misc]
+    bad = Checkpoint.open(single(tmp_path / "bad", {"a": torch.full((3,), float("nan")), "b": torch.ones(3)}))
+    writer = writer_of(tmp_path / "out", outputs)
+    convert(bad, outputs, writer, allow_nonfinite=True)
+    writer.close()
+    assert "tensor a: holds 3 NaN" in refusal(bad, outputs, writer_of(tmp_path / "out", outputs))
 
 
 def test_workers_hold_one_output_each(tmp_path: Path) -> None:

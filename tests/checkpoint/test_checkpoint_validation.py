@@ -93,6 +93,8 @@ def test_ignored_names_are_returned_as_dropped(tmp_path: Path) -> None:
     stored = checkpoint(tmp_path, **{"model.layers.2.eh_proj.weight": (3,), "model.layers.22.x": (1,)})
     with pytest.raises(PorterError, match=r"1 unexpected \(model\.layers\.22\.x\)"):
         check_against(BASE, stored, ignored=[r"model\.layers\.2\..*"])
+    with pytest.raises(PorterError, match="2 unexpected"):
+        check_against(BASE, stored, ignored=[r"model\.layers\.2"])
     dropped = check_against(BASE, stored, ignored=[r"model\.layers\.(2|22)\..*"])
     assert set(dropped) == {"model.layers.2.eh_proj.weight", "model.layers.22.x"}
 

@@ -285,10 +285,13 @@ def test_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [f"{partial}: resuming, 2 of 5 tensors are done"]
 
 
-def test_a_torn_journal_line_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_torn_journal_line_is_dropped(tmp_path: Path, cut: int) -> None:
+    """Neither is it believed, nor do the lines of the next run run into it."""
     path = interrupted(tmp_path) / journal.NAME
-    os.truncate(path, path.stat().st_size - 5)
-    assert resume(tmp_path) == {"a"}
+    os.truncate(path, path.stat().st_size - cut)
+    assert interrupted(tmp_path, ["b"]) == path.parent
+    assert resume(tmp_path) == {"a", "b"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 50, b"[]\n", b"{}\n", b"{not json\n"])
