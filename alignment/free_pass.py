@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from porter.alignment.budget import least
+from porter.alignment.candidate import compute_dtype
 from porter.alignment.free_run import FreeErrors, Key, baseline_run, limit, run_whole, sketch_of
 from porter.alignment.pairing import Pair
 from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer
@@ -93,7 +95,9 @@ class FreePass:
     def _limit(self, key: Key) -> float | None:
         if not self._baseline.end_to_end:
             return None
-        return limit(self._baseline, key, self._free.dtypes[key], SLACK * self._replayer.factor)
+        # A router that returns float32 still inherits the rounding of the activations that it is given.
+        coarser = max(self._free.dtypes[key], compute_dtype(self._replayer.candidate), key=least)
+        return limit(self._baseline, key, coarser, SLACK * self._replayer.factor)
 
     def _inherited(self, key: Key) -> float | None:
         replayed, free = self._replayed.get(key), self._free.sketches.get(key)
