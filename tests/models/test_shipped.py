@@ -112,6 +112,12 @@ def test_tokenizer_gives_back_any_text_and_its_ids_are_the_bytes(name: str, text
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_stored_tokenizer_is_the_recipes(name: str) -> None:
+    recipe = recipes.byte_tokenizer(recipes.RECIPES[name]())
+    assert TOKENIZERS[name].backend_tokenizer.to_str() == recipe.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_special_tokens_are_one_id_each(name: str) -> None:
     recipe = recipes.RECIPES[name]()
     for offset, token in enumerate(recipe.special_tokens):
