@@ -158,7 +158,7 @@ def _replay(findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free:
     for result in replay_all(replayer, pairs, advance):
         _take(findings, replayer, result)
         free.remember(result)
-        if result.drifted and diagnosed < CAUSES_FOR:
+        if result.drifted and diagnosed < CAUSES_FOR and findings.rows[-1].status != "inherited":
             diagnosed += 1
             findings.causes += _causes(replayer, result, findings.weights)
 
@@ -174,8 +174,12 @@ def _free(findings: Findings, free: FreePass, replayed: bool) -> None:
 
 
 def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
-    findings.rows += rows_of(result, replayer.candidate.get_submodule(result.pair.module))
-    findings.drifts += drifts_of(result)
+    rows = list(rows_of(result, replayer.candidate.get_submodule(result.pair.module)))
+    if result.drifted and _brought_by_a_child(findings, replayer, result):
+        rows = [replace(row, status="inherited") if row.status == "drift" else row for row in rows]
+    else:
+        findings.drifts += drifts_of(result)
+    findings.rows += rows
     if result.compared:
         findings.compared.add(result.pair.module)
     else:
@@ -185,6 +189,12 @@ def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
             findings.decisions += flips.flipped.numel()
             findings.flips += int(flips.flipped.sum())
             findings.benign += int(flips.benign.sum())
+
+
+def _brought_by_a_child(findings: Findings, replayer: Replayer, result: ModuleResult) -> bool:
+    """Whether a child that ran within this module's replay is itself over its budget."""
+    drifted = {drifted.drift.module for drifted in findings.drifts}
+    return bool(drifted & replayer.unforced_children(result))
 
 
 def _causes(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedWeight]) -> list[Cause]:

@@ -186,12 +186,13 @@ def length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     return int(tensor.shape[1]) if tensor is not None and tensor.dim() > 1 else 0
 
 
-def _handed(record: Record) -> int:
-    """`len(forcing.handed(...))` of a recorded call, from the nodes alone."""
+def _handed(record: Record) -> tuple[tuple[int, ...], ...]:
+    """The shapes of `forcing.handed(...)` of a recorded call, from the nodes alone."""
     inputs = record.inputs["dict"]
     nodes = [inputs["args"], *(node for name, node in inputs["kwargs"]["dict"].items() if MASK_NAME not in name)]
     found = [node for each in nodes for node in tensor_nodes(each)]
-    return sum(dtype_of(node["dtype"]).is_floating_point and not _mask_node(node) for node in found)
+    floating = [node for node in found if dtype_of(node["dtype"]).is_floating_point and not _mask_node(node)]
+    return tuple(tuple(node["shape"]) for node in floating)
 
 
 def _mask_node(node: Node) -> bool:

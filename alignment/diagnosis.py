@@ -53,6 +53,7 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
         candidate_output=_observations(candidate),
         config=side.config,
         weights=_weights(result.pair, weights),
+        elsewhere=_elsewhere(replayer.source, result.pair),
         run_module=_runner(side, calls, forced),
     )
 
@@ -162,6 +163,14 @@ def _equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
     if mine is None or theirs is None or mine is theirs:
         return mine is theirs
     return mine.shape == theirs.shape and mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def _elsewhere(source: nn.Module | None, pair: Pair) -> dict[str, Tensor]:
+    """The parameters of the source model outside the pair; the tensors themselves, not copies."""
+    if source is None:
+        return {}
+    own = tuple(f"{name}." for name in pair.sources)
+    return {name: value.detach() for name, value in source.named_parameters() if not name.startswith(own)}
 
 
 def _weights(pair: Pair, weights: Sequence[JudgedWeight]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ A hypothesis plants a known bug in (a copy of) the source module and asks whethe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class Drift:
     config: Any = None
     weights: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Parameters in float64 by the source module's own name: (the source's, the candidate's unfused, dequantized)."""
+    elsewhere: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """The source model's parameters of other modules, by full name: one may have been loaded in place of this one's."""
     run_module: Run = field(repr=False, default=lambda module, inputs: [])
 
     def fresh(self) -> nn.Module:

@@ -22,22 +22,23 @@ MASK_NAME = "mask"
 
 @dataclass(frozen=True)
 class ForcedCall:
-    """One call of a child as recorded: how many floating-point tensors it was given, and its output.
+    """One call of a child as recorded: the shapes of the floating-point tensors it was given, and its output.
 
     `run`: run the child all the same and replace its first tensor, because its result is built otherwise.
     """
 
-    given: int
+    given: tuple[tuple[int, ...], ...]
     output: Any
     run: bool = False
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What a parent handed to its children, and the names of those that it called."""
+    """What a parent handed to its children, and how often it called each; `otherwise`: those it called unlike recorded."""
 
     tensors: Observation
-    called: set[str]
+    called: dict[str, int]
+    otherwise: set[str]
 
 
 Untouched = Callable[[str, nn.Module], bool]
@@ -65,7 +66,7 @@ def forcing(
 
     A child for which `untouched` is False runs on what it is given and is only observed.
     """
-    seen = Handed({}, set())
+    seen = Handed({}, {}, set())
     replaced: list[tuple[nn.Module, bool, Any]] = []
     try:
         for name, calls in forced.items():
@@ -74,6 +75,7 @@ def forcing(
             calls_left = calls if untouched(name, child) else ()
             child.__dict__["forward"] = _forced(child.forward, name, label(name), calls, calls_left, seen)
         yield seen
+        seen.otherwise.update(name for name in seen.called if seen.called[name] != len(forced[name]))
     finally:
         for child, had, before in reversed(replaced):
             if had:
@@ -90,18 +92,20 @@ def _forced(
     forced: Sequence[ForcedCall],
     seen: Handed,
 ) -> Callable[..., Any]:
-    number = 0
-
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal number
-        call, number = number, number + 1
-        seen.called.add(name)
+        call = seen.called.get(name, 0)
+        seen.called[name] = call + 1
         given = handed(args, kwargs)
-        as_recorded = call < len(recorded) and len(given) == recorded[call].given
+        shapes = tuple(tuple(tensor.shape) for tensor in given)
+        known = recorded[call].given if call < len(recorded) else ()
+        as_recorded = call < len(recorded) and shapes == known
+        fused = len(shapes) > len(known) > 0 and shapes[0] == known[0]
+        if not as_recorded and not fused:
+            seen.otherwise.add(name)
         if as_recorded:
             for index, tensor in enumerate(given):
                 seen.tensors[_input_label(label, call, index)] = tensor.detach().clone()
-        if call >= len(forced):
+        if call >= len(forced) or name in seen.otherwise:
             return original(*args, **kwargs)
         if as_recorded and not forced[call].run:
             return forced[call].output

@@ -22,13 +22,14 @@ Change = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call showed: tensors by label, the experts it chose if it is a router, the value it returned, and which
-    children it called."""
+    """What one call showed: tensors by label, the experts it chose if it is a router, the value it returned, which
+    children it called, and which of them unlike recorded."""
 
     tensors: Observation
     choice: Choice | None
     output: Any
     called: frozenset[str] = frozenset()
+    otherwise: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _seen(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
     observed = {**handed.tensors, **found}
     if call.keep is not None:
         observed = {label: real(tensor, call.keep) for label, tensor in observed.items() if tensor.dim() < 4}
-    return Seen(observed, choice, output, frozenset(handed.called))
+    return Seen(observed, choice, output, frozenset(handed.called), frozenset(handed.otherwise))
 
 
 def _first_is_output(found: Observation) -> Observation:

@@ -74,11 +74,13 @@ class Replayer:
         result = ModuleResult(pair, calls)
         mine, theirs = self.side(pair), self.source_side(pair)
         try:
-            result.candidate_native = run_calls(mine, calls, natively)
+            self._force_holding_weights(result)
+            result.candidate_native = run_calls(mine, result.calls, natively)
+            if self._force_alike(result):
+                result.candidate_native = run_calls(mine, result.calls, natively)
         except CANNOT_RUN as error:
             result.why = f"the candidate cannot be called as recorded: {_line(error)}"
             return result
-        result.calls = self._forcing_what_is_called(result)
         self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
         if theirs is None:
             self._against_golden(result)
@@ -86,25 +88,43 @@ class Replayer:
             self._against_oracle(result, mine, theirs)
         return result
 
-    def _forcing_what_is_called(self, result: ModuleResult) -> list[Call]:
-        """The calls with only those children forced that the candidate calls: what it computes itself, so must the
-        source."""
-        called = {name for seen in result.candidate_native for name in seen.called}
-        prefix = result.pair.module
+    def _force_holding_weights(self, result: ModuleResult) -> None:
+        """Force only children that hold weights or tables. An activation is cheap to run, and an implementation may give
+        it its rows in another order."""
+        module = self.candidate.get_submodule(result.pair.module)
+        names = {name for call in result.calls for name in call.forced}
+        held = {name for name in names if _holds_tensors(module.get_submodule(name))}
+        self._force_only(result, held)
+
+    def _force_alike(self, result: ModuleResult) -> bool:
+        """Force only those children that the candidate calls, and calls as recorded: what it computes by other means,
+        the source must compute too. True where the candidate must run again."""
+        otherwise = {name for seen in result.candidate_native for name in seen.otherwise}
+        self._force_only(result, {name for seen in result.candidate_native for name in seen.called} - otherwise)
+        return bool(otherwise)
+
+    def _force_only(self, result: ModuleResult, names: set[str]) -> None:
+        pair = result.pair
         own = {
-            relative_name(source, result.pair.sources[0])
-            for child in self.pairing.children(result.pair)
-            if relative_name(child.module, prefix) in called
+            relative_name(source, pair.sources[0])
+            for child in self.pairing.children(pair)
+            if relative_name(child.module, pair.module) in names
             for source in child.sources
         }
-        return [
+        result.calls = [
             replace(
                 call,
-                forced={name: each for name, each in call.forced.items() if name in called},
+                forced={name: each for name, each in call.forced.items() if name in names},
                 source_forced={name: each for name, each in call.source_forced.items() if name in own},
             )
             for call in result.calls
         ]
+
+    def unforced_children(self, result: ModuleResult) -> set[str]:
+        """The candidate's names of paired children that ran in the replay of their parent."""
+        forced = {name for call in result.calls for name in call.forced}
+        children = self.pairing.children(result.pair)
+        return {c.module for c in children if relative_name(c.module, result.pair.module) not in forced}
 
     def _against_oracle(self, result: ModuleResult, mine: Side, theirs: Side) -> None:
         calls = self._quantized(mine.module, result.calls)
@@ -232,6 +252,10 @@ def provider_of(module: nn.Module) -> tuple[str | None, str | None]:
         return None, None
     busiest = max(own, key=lambda call: sum(call.calls.values()))
     return f"{busiest.name}/{busiest.variant}", max(busiest.calls, key=busiest.calls.__getitem__)
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def _left_alone(side: Side, calls: Sequence[Call]) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from planted import FAULTS, bfloat16, deepseek_v3, golden_of, qwen2
 import porter
 from porter.alignment.align import align
 from porter.errors import PorterError
+
 SCHEMA = json.loads((Path(__file__).parents[1] / "alignment.schema.json").read_text())
 
 
