@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -115,6 +115,7 @@ def drift_between(
     path: str = "",
     floor: float = FLOOR,
     lane: str = "exact",
+    elsewhere: Mapping[str, Tensor] | None = None,
 ) -> Drift:
     """The drift of `candidate` from `source`, both float64 modules with the same names, on `calls`."""
     run = replay(calls)
@@ -127,7 +128,7 @@ def drift_between(
     return Drift(
         module=name, source=name, kind=type(source).__name__, lane=lane, tensor=tensor, step=step, before=before,
         floor=floor, source_module=source, candidate_module=candidate, source_output=expected, candidate_output=found,
-        config=config, weights=weights, run_module=run,
+        config=config, weights=weights, elsewhere=elsewhere or {}, run_module=run,
     )  # fmt: skip
 
 

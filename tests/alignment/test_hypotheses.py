@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from module_faults import FAULTS, Fault
-from small_modules import FLOOR, drift_of
+from small_modules import FLOOR, QWEN3, drift_between, drift_of, layer, plain_calls
 
 from porter.alignment.hypotheses.catalogue import CATALOGUE, explain
 from porter.alignment.report import Cause
@@ -58,3 +59,25 @@ def test_no_hypothesis_changes_the_source() -> None:
         after = drift.source_module.state_dict()
         assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
         assert drift.distance(drift.run(drift.source_module)) == drift.before, "hooks or attributes were left behind"
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        ("model.layers.1.mlp.gate_proj.weight", "gate-up-swapped"),
+        ("model.layers.2.mlp.up_proj.weight", "weight-stale"),
+        ("lm_head.weight", "tied-embedding"),
+    ],
+)
+def test_parameter_of_another_module_is_recognised(other: str, kind: str) -> None:
+    source = layer("qwen3").get_submodule("mlp.up_proj")
+    candidate = copy.deepcopy(source)
+    wrong = torch.randn(source.weight.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    candidate.weight.data.copy_(wrong)
+    elsewhere = {"model.norm.weight": torch.ones(3), "model.layers.3.mlp.up_proj.weight": 1 + wrong, other: wrong}
+    drift = drift_between(
+        source, candidate, plain_calls(48), QWEN3, "mlp.up_proj", elsewhere=elsewhere
+    )  # fmt: skip
+    first = explain(drift)[0]
+    assert (first.kind, first.after) == (kind, 0.0)
+    assert other in first.says
