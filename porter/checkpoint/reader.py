@@ -55,7 +55,12 @@ class Checkpoint:
         directory, malformed or truncated shards, and an index that disagrees with the headers.
         """
         home = Path(directory)
-        files, weight_map = find_shards(home)
+        try:
+            files, weight_map = find_shards(home)
+        except OSError as error:
+            raise PorterError(
+                f"{shown(str(home))}: cannot be read: {error.strerror or error}; name a directory that can be"
+            ) from error
         headers = {shard: read_header(path) for shard, path in files.items()}
         if weight_map is not None:
             check_index(home / INDEX, weight_map, {shard: h.tensors for shard, h in headers.items()})

@@ -225,6 +225,22 @@ def test_a_failure_stops_the_rest_and_keeps_what_is_done(tmp_path: Path) -> None
     assert begun[2:] == [f"qkv.{i}" for i in range(2, 7)], "resumed after what was done"
 
 
+def test_an_interrupted_conversion_keeps_what_is_done(tmp_path: Path) -> None:
+    checkpoint, writer, names = source(tmp_path / "source"), writer_of(tmp_path / "out"), []
+
+    def interrupting(done: int, total: int, name: str) -> None:
+        names.append(name)
+        if len(names) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(checkpoint, OUTPUTS, writer, progress=interrupting)
+    writer = writer_of(tmp_path / "out")
+    assert names[:4] == ["qkv.0", "qkv.0_scale", "qkv.1", "qkv.1_scale"]
+    assert writer.start(source_identity(checkpoint, allow_nonfinite=False)) == set(names)
+    writer.close()
+
+
 def test_an_output_finished_in_part_is_completed(tmp_path: Path) -> None:
     checkpoint, writer = source(tmp_path / "source"), writer_of(tmp_path / "out")
     writer.start(source_identity(checkpoint, allow_nonfinite=False))
@@ -271,7 +287,8 @@ def test_workers_hold_one_output_each(tmp_path: Path) -> None:
 
 
 def python(script: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    # Tensors above 64 KB in mappings of their own, given back when freed: what is resident is what is in use.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     return [sys.executable, str(HERE / script), *map(str, arguments)], environment
 
 
@@ -279,15 +296,15 @@ def python(script: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
 def test_memory_is_bounded_by_the_groups_in_flight(tmp_path: Path) -> None:
     """96 MB in and 24 MB out, in groups of 2 x 2 MB: a conversion that kept them would need 96 MB more.
 
-    Per worker: 4 MB of sources, 4 MB joined, 2 MB of codes, and 4 blocks of 1 MB while quantizing: 14 MB. The bound
-    leaves the allocator half of the two workers' memory again.
+    Per worker: 4 MB of sources, twice 4 MB joined, 2 MB of codes, and 4 blocks of 1 MB while quantizing: 18 MB. The
+    same as one stack of groups converted piece by piece.
     """
     command, environment = python("measure_memory.py", tmp_path)
     measured = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     streamed, stacked, kept = map(int, measured.stdout.split())
-    assert streamed < 42e6, f"{streamed / 1e6:.0f} MB"
-    assert stacked < 42e6, f"{stacked / 1e6:.0f} MB"
-    assert kept > 70e6, f"the measure itself must see sources that are kept: {kept / 1e6:.0f} MB"
+    assert streamed < 40e6, f"{streamed / 1e6:.0f} MB"
+    assert stacked < 40e6, f"{stacked / 1e6:.0f} MB"
+    assert kept > 96e6, f"the measure itself must see sources that are kept: {kept / 1e6:.0f} MB"
 
 
 def test_killed_in_the_middle_then_resumed(tmp_path: Path) -> None:

@@ -237,6 +237,14 @@ def test_directories_without_safetensors(tmp_path: Path) -> None:
     )
 
 
+def test_a_directory_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    assert refusal(tmp_path) == "DIR: cannot be read: Permission denied; name a directory that can be"
+
+
 def test_two_sets_of_weights(tmp_path: Path) -> None:
     sharded(tmp_path, TWO)
     single(tmp_path, {"w": torch.ones(1)})
