@@ -57,6 +57,7 @@ class CheckpointWriter:
         self._journal: Journal | None = None
         self._claimed: set[str] = set()
         self._pending: dict[str, str] = {}
+        self._pending_bytes = 0
         self._lock = threading.RLock()
 
     def start(self, source: str = "") -> frozenset[str]:
@@ -118,7 +119,8 @@ class CheckpointWriter:
             raise
         with self._lock:
             self._pending[name] = digest
-            if sum(self.layout.places[n].plan.nbytes for n in self._pending) >= self._commit_bytes:
+            self._pending_bytes += place.plan.nbytes
+            if self._pending_bytes >= self._commit_bytes:
                 self._commit()
 
     def close(self) -> None:
@@ -168,7 +170,7 @@ class CheckpointWriter:
         for shard in {self.layout.places[name].shard for name in self._pending}:
             flush(part(self.directory, shard))
         self._started().commit(self._pending)
-        self._pending = {}
+        self._pending, self._pending_bytes = {}, 0
 
     @contextmanager
     def _naming_the_path(self) -> Iterator[None]:
