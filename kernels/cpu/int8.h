@@ -119,6 +119,7 @@ static inline void pack_int8_row(Int8Dot::Activation* out, const int8_t* codes, 
   for (int64_t i = size; i < padded_int8(size); ++i) out[i] = 0;
 }
 
+// Weight rows one after the other where few rows of x need them (see dot_stream), side by side otherwise.
 template <int MR, int NR>
 static inline void int8_block(const Int8Dot::Activation* x, int64_t x_stride, const int8_t* w, int64_t w_stride,
                               int64_t size, int32_t* out) {
@@ -127,23 +128,24 @@ static inline void int8_block(const Int8Dot::Activation* x, int64_t x_stride, co
     sums[n] = Int8Dot::clear();
     for (int m = 0; m < MR; ++m) acc[m][n] = Int8Dot::clear();
   }
-  auto accumulate = [&](int64_t i, const int8_t* weights, int64_t stride) {
-    Int8Dot::Register weight[NR];
-    for (int n = 0; n < NR; ++n) {
-      weight[n] = Int8Dot::load_weight(weights + n * stride);
-      sums[n] = Int8Dot::add_weight(sums[n], weight[n]);
-    }
-    for (int m = 0; m < MR; ++m) {
-      Int8Dot::Register value = Int8Dot::load_activation(x + m * x_stride + i);
-      for (int n = 0; n < NR; ++n) acc[m][n] = Int8Dot::multiply_add(acc[m][n], value, weight[n]);
-    }
+  auto accumulate = [&](int n, int64_t i, const int8_t* weights) {
+    Int8Dot::Register weight = Int8Dot::load_weight(weights);
+    sums[n] = Int8Dot::add_weight(sums[n], weight);
+    for (int m = 0; m < MR; ++m)
+      acc[m][n] = Int8Dot::multiply_add(acc[m][n], Int8Dot::load_activation(x + m * x_stride + i), weight);
   };
-  int64_t i = 0;
-  for (; i + Int8Dot::step <= size; i += Int8Dot::step) accumulate(i, w + i, w_stride);
-  if (i < size) {
-    int8_t tail[NR * Int8Dot::step] = {};
-    for (int n = 0; n < NR; ++n) std::memcpy(tail + n * Int8Dot::step, w + n * w_stride + i, size - i);
-    accumulate(i, tail, Int8Dot::step);
+  int64_t whole = size - size % Int8Dot::step;
+  if constexpr (MR <= 2) {
+    for (int n = 0; n < NR; ++n)
+      for (int64_t i = 0; i < whole; i += Int8Dot::step) accumulate(n, i, w + n * w_stride + i);
+  } else {
+    for (int64_t i = 0; i < whole; i += Int8Dot::step)
+      for (int n = 0; n < NR; ++n) accumulate(n, i, w + n * w_stride + i);
+  }
+  for (int n = 0; whole < size && n < NR; ++n) {
+    int8_t tail[Int8Dot::step] = {};
+    std::memcpy(tail, w + n * w_stride + whole, size - whole);
+    accumulate(n, whole, tail);
   }
   for (int n = 0; n < NR; ++n) {
     // Unsigned, because the offset product may wrap before it is taken off; the difference is exact modulo 2^32.

@@ -39,6 +39,36 @@ static inline void dot_block(const float* x, int64_t x_stride, const T* w, int64
   }
 }
 
+// The same for four weight rows, one after the other: a single sequential stream, which the processor's prefetcher
+// follows across rows. From memory this is up to twice as fast as reading the four rows side by side.
+template <typename T, int MR>
+static inline void dot_stream(const float* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t size, float* out) {
+  constexpr int chains = Vec::width == 16 ? 2 : 4 / MR;
+  Vec totals[MR][4];
+  for (int n = 0; n < 4; ++n) {
+    const T* row = w + n * w_stride;
+    Vec acc[MR][chains];
+    for (int m = 0; m < MR; ++m)
+      for (int c = 0; c < chains; ++c) acc[m][c] = zero();
+    int64_t i = 0;
+    for (; i + chains * Vec::width <= size; i += chains * Vec::width) {
+      for (int c = 0; c < chains; ++c) {
+        Vec weight = load(row + i + c * Vec::width);
+        for (int m = 0; m < MR; ++m) acc[m][c] = fma(load(x + m * x_stride + i + c * Vec::width), weight, acc[m][c]);
+      }
+    }
+    for (; i < size; i += Vec::width) {
+      Vec weight = load_count(row + i, static_cast<int>(smaller(size - i, Vec::width)));
+      for (int m = 0; m < MR; ++m) acc[m][0] = fma(load(x + m * x_stride + i), weight, acc[m][0]);
+    }
+    for (int m = 0; m < MR; ++m) {
+      for (int c = 1; c < chains; ++c) acc[m][0] = acc[m][0] + acc[m][c];
+      totals[m][n] = acc[m][0];
+    }
+  }
+  for (int m = 0; m < MR; ++m) sum4(out + m * 4, totals[m][0], totals[m][1], totals[m][2], totals[m][3]);
+}
+
 // out[m * out_stride + n] = x[m] . w[n] for MR rows of x and `rows` weight rows.
 template <typename T, int MR>
 static inline void dot_strip(const float* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t rows, int64_t size,
@@ -47,7 +77,8 @@ static inline void dot_strip(const float* x, int64_t x_stride, const T* w, int64
   float block[MR * NR];
   int64_t n = 0;
   for (; n + NR <= rows; n += NR) {
-    dot_block<T, MR, NR>(x, x_stride, w + n * w_stride, w_stride, size, block);
+    if constexpr (MR <= 2) dot_stream<T, MR>(x, x_stride, w + n * w_stride, w_stride, size, block);
+    else dot_block<T, MR, NR>(x, x_stride, w + n * w_stride, w_stride, size, block);
     for (int m = 0; m < MR; ++m)
       for (int j = 0; j < NR; ++j) out[m * out_stride + n + j] = block[m * NR + j];
   }
