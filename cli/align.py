@@ -10,6 +10,7 @@ import typer
 from porter.cli.output import JsonOption, emit, progress, say
 
 ALIGNED, NOT_ALIGNED = 0, 1
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 PASSES = ("weights", "replay", "free", "all")
 
 
@@ -42,7 +43,7 @@ def align(
 
     Example: porter align golden port --html report.html
     """
-    check_options(passes, factor, sweep)
+    check_options(passes, dtype, factor, sweep)
     for path in (html, junit):
         check_output(path)
     from porter.alignment.align import align as compare
@@ -56,7 +57,7 @@ def align(
             modules=modules,
             correspondence=correspondence,
             device=device,
-            dtype=dtype,
+            dtype=None if dtype == "auto" else dtype,
             factor=factor,
             trust_remote_code=trust_remote_code,
             progress=advance,
@@ -67,7 +68,7 @@ def align(
     return ALIGNED if result["verdict"] == "aligned" else NOT_ALIGNED
 
 
-def check_options(passes: str, factor: float, sweep: bool) -> None:
+def check_options(passes: str, dtype: str, factor: float, sweep: bool) -> None:
     """Refuse what cannot be done, before any work. Raises PorterError naming the option."""
     from porter.errors import PorterError
 
@@ -75,6 +76,8 @@ def check_options(passes: str, factor: float, sweep: bool) -> None:
         raise PorterError("--sweep is not built yet; align goldens recorded at the lengths in question one by one")
     if passes not in PASSES:
         raise PorterError(f"--pass: {passes!r} is no pass; choose one of {', '.join(PASSES)}")
+    if dtype not in DTYPES:
+        raise PorterError(f"--dtype: {dtype!r} is no precision to compare in; choose one of {', '.join(DTYPES)}")
     if not factor >= 1.0 or factor == float("inf"):
         raise PorterError(f"--factor: {factor:g} must be at least 1, since no module errs less than its own rounding")
 

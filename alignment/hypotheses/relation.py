@@ -58,6 +58,17 @@ def drifted(drift: Drift) -> Iterator[Parameter]:
             yield Parameter(known_as, expected, candidate, name)
 
 
+def storage_rounding(drift: Drift) -> float:
+    """The relative error of rounding to the narrowest floating-point dtype of the candidate's parameters.
+
+    A weight that was changed and then stored (1.02 times a bfloat16 weight, say) is off its relation by that much.
+    """
+    if drift.candidate_module is None:
+        return 0.0
+    floating = [p.dtype for p in drift.candidate_module.parameters() if p.is_floating_point()]
+    return max((torch.finfo(dtype).eps / 2 for dtype in floating), default=0.0)
+
+
 @dataclass(frozen=True)
 class ParameterHypothesis:
     """A relation between two parameters, tried on each parameter that differs."""
@@ -74,8 +85,9 @@ class ParameterHypothesis:
         found: list[Cause] = []
         for parameter in drifted(drift):
             before = relative(parameter.candidate, parameter.source)
+            floor = max(ROUNDING, storage_rounding(drift))
             for finding in self.relation(drift, parameter):
-                if finding.after <= max(ROUNDING, PARTIAL_NEEDED * before) and finding.after < before:
-                    sure = confidence(before, finding.after, ROUNDING)
+                if finding.after <= PARTIAL_NEEDED * before:
+                    sure = confidence(before, finding.after, floor)
                     found.append(Cause(finding.kind, drift.module, sure, before, finding.after, finding.says))
         return max(found, key=lambda c: c.confidence, default=None)

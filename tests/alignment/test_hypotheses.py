@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -81,3 +82,15 @@ def test_parameter_of_another_module_is_recognised(other: str, kind: str) -> Non
     first = explain(drift)[0]
     assert (first.kind, first.after) == (kind, 0.0)
     assert other in first.says
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.bfloat16, "constant-ratio"), (torch.float32, "constant-ratio")])
+def test_relation_survives_the_rounding_of_storage(dtype: torch.dtype, kind: str) -> None:
+    source = layer("qwen3").get_submodule("self_attn.o_proj")
+    source.weight.data.copy_(source.weight.data.to(dtype))
+    stored = copy.deepcopy(source).to(dtype)
+    stored.weight.data.mul_(1.02)
+    drift = drift_between(source, copy.deepcopy(stored).double(), plain_calls(64), QWEN3, "self_attn.o_proj")
+    causes = explain(dataclasses.replace(drift, candidate_module=stored))
+    assert (causes[0].kind, len(causes)) == (kind, 1)
+    assert causes[0].confidence >= 0.5 and "1.02" in causes[0].says
