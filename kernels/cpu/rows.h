@@ -43,7 +43,7 @@ static inline void dot_block(const float* x, int64_t x_stride, const T* w, int64
 // follows across rows. From memory this is up to twice as fast as reading the four rows side by side.
 template <typename T, int MR>
 static inline void dot_stream(const float* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t size, float* out) {
-  constexpr int chains = Vec::width == 16 ? 2 : 4 / MR;
+  constexpr int chains = Vec::width == 16 ? 2 : MR == 3 ? 1 : 4 / MR;
   Vec totals[MR][4];
   for (int n = 0; n < 4; ++n) {
     const T* row = w + n * w_stride;
@@ -74,11 +74,16 @@ template <typename T, int MR>
 static inline void dot_strip(const float* x, int64_t x_stride, const T* w, int64_t w_stride, int64_t rows, int64_t size,
                              float* out, int64_t out_stride) {
   constexpr int NR = (Vec::width == 16 || MR <= 2) ? 4 : 2;  // accumulators and weights fit the register file
-  float block[MR * NR];
+  float block[MR * 4];
   int64_t n = 0;
+  bool resident = MR * size * sizeof(float) <= 24 * 1024;  // x stays in the first-level cache beside the weights
+  for (; resident && n + 4 <= rows; n += 4) {
+    dot_stream<T, MR>(x, x_stride, w + n * w_stride, w_stride, size, block);
+    for (int m = 0; m < MR; ++m)
+      for (int j = 0; j < 4; ++j) out[m * out_stride + n + j] = block[m * 4 + j];
+  }
   for (; n + NR <= rows; n += NR) {
-    if constexpr (MR <= 2) dot_stream<T, MR>(x, x_stride, w + n * w_stride, w_stride, size, block);
-    else dot_block<T, MR, NR>(x, x_stride, w + n * w_stride, w_stride, size, block);
+    dot_block<T, MR, NR>(x, x_stride, w + n * w_stride, w_stride, size, block);
     for (int m = 0; m < MR; ++m)
       for (int j = 0; j < NR; ++j) out[m * out_stride + n + j] = block[m * NR + j];
   }

@@ -1,0 +1,163 @@
+"""Times the CPU kernels against torch's: GB/s of weights or cache for decode, GFLOP/s for prefill.
+
+    python benchmarks/kernels.py [--threads N] [--isa avx512|avx2|generic] [--seconds S]
+
+Weights rotate over more memory than the last-level cache holds, so decode figures are of memory, not of cache. Each
+figure is the best of many calls. With one thread the clock is this thread's CPU time, which other load on the machine
+disturbs least; with more it is wall time and wants an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from porter.kernels.cpu.provider import CpuProvider
+
+COLD_BYTES = 1 << 28
+DECODE_SHAPES = ((3072, 576), (576, 1536), (960, 576), (49152, 576), (4096, 4096))
+PREFILL_SHAPES = ((8, 3072, 576), (16, 3072, 576), (64, 3072, 576), (256, 3072, 576), (256, 2048, 2048))
+CACHES = ((9, 3, 64, 4096), (32, 8, 128, 4096))  # query heads, key heads, head size, keys
+
+
+class Timer:
+    """The best time of a call within a budget of seconds."""
+
+    def __init__(self, threads: int, seconds: float) -> None:
+        self.clock = time.thread_time if threads == 1 else time.perf_counter
+        self.seconds = seconds
+
+    def best(self, call: Callable[[], object]) -> float:
+        """Seconds of the fastest of the calls made."""
+        fastest, end = float("inf"), self.clock() + self.seconds
+        while self.clock() < end:
+            start = self.clock()
+            call()
+            fastest = min(fastest, self.clock() - start)
+        return fastest
+
+    def rotating(self, make: Callable[[], torch.Tensor], call: Callable[[torch.Tensor], object]) -> tuple[float, float]:
+        """(seconds a call, GB/s of the tensor) with a different tensor each call."""
+        first = make()
+        size = first.numel() * first.element_size()
+        tensors = [first, *(make() for _ in range(COLD_BYTES // size))]
+
+        def all_once() -> None:
+            for tensor in tensors:
+                call(tensor)
+
+        seconds = self.best(all_once) / len(tensors)
+        return seconds, size / seconds / 1e9
+
+
+def stream(timer: Timer) -> float:
+    """GB/s of reading memory: the sum of 512 MiB of float32."""
+    data = torch.ones(1 << 27)
+    return data.numel() * 4 / timer.best(data.sum) / 1e9
+
+
+def call_of(provider: CpuProvider, name: str, variant: str) -> Callable[..., torch.Tensor]:
+    """The provider's kernel."""
+    found = provider.implementation(name, variant)
+    assert found is not None
+    call: Callable[..., torch.Tensor] = found.call
+    return call
+
+
+def show(what: str, rows: dict[str, tuple[float, float]], unit: str) -> None:
+    """One line: microseconds and rate of each implementation."""
+    print(f"{what:34s}", "  ".join(f"{k} {s * 1e6:8.1f} us {rate:6.1f} {unit}" for k, (s, rate) in rows.items()), flush=True)
+
+
+def decode(provider: CpuProvider, timer: Timer) -> None:
+    """One row of activations against weights from memory."""
+    ours, w8a16, w8a8 = (call_of(provider, "linear", v) for v in ("standard", "w8a16", "w8a8"))
+    for n, k in DECODE_SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(1, k).to(dtype)
+
+            def make(n: int = n, k: int = k, dtype: torch.dtype = dtype) -> torch.Tensor:
+                return torch.randn(n, k).to(dtype)
+
+            rows = {"porter": timer.rotating(make, lambda w, x=x: ours(x, w, None))}  # type: ignore[misc]
+            rows["torch"] = timer.rotating(make, lambda w, x=x: functional.linear(x, w))  # type: ignore[misc]
+            show(f"linear {n}x{k} {dtype}"[:34].replace("torch.", ""), rows, "GB/s")
+        x, scale = torch.randn(1, k).bfloat16(), torch.rand(n)
+
+        def make_int8(n: int = n, k: int = k) -> torch.Tensor:
+            return torch.randint(-127, 128, (n, k), dtype=torch.int8)
+
+        rows = {
+            "w8a16": timer.rotating(make_int8, lambda w: w8a16(x, w, scale, None)),
+            "w8a8": timer.rotating(make_int8, lambda w: w8a8(x, w, scale, None)),
+            "torch": timer.rotating(make_int8, lambda w: torch._weight_int8pack_mm(x, w, scale.bfloat16())),
+        }
+        show(f"linear {n}x{k} int8", rows, "GB/s")
+
+
+def prefill(provider: CpuProvider, timer: Timer) -> None:
+    """Many rows of activations: our blocked kernel, not the choice that the provider makes, against torch's."""
+    w8a16, w8a8 = call_of(provider, "linear", "w8a16"), call_of(provider, "linear", "w8a8")
+    library = provider.library
+    for m, n, k in PREFILL_SHAPES:
+        work = 2e-9 * m * n * k
+        for code, dtype in enumerate((torch.float32, torch.bfloat16)):
+            x, w, out = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.empty(m, n, dtype=dtype)
+            pointers = out.data_ptr(), x.data_ptr(), w.data_ptr(), None, None
+            geometry = m, n, k, k, k, 0, code, code, torch.get_num_threads()
+            ours = timer.best(lambda p=pointers, g=geometry: library.linear(*p, *g))  # type: ignore[misc]
+            theirs = timer.best(lambda x=x, w=w: functional.linear(x, w))  # type: ignore[misc]
+            show(f"linear {m}x{n}x{k} {str(dtype)[6:]}", {"porter": (ours, work / ours), "torch": (theirs, work / theirs)}, "GFLOP/s")
+        x, scale = torch.randn(m, k).bfloat16(), torch.rand(n)
+        w = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        times = {name: timer.best(lambda c=call: c(x, w, scale, None)) for name, call in (("w8a16", w8a16), ("w8a8", w8a8))}  # type: ignore[misc]
+        show(f"linear {m}x{n}x{k} int8", {name: (t, work / t) for name, t in times.items()}, "GFLOP/s")
+
+
+def attention(provider: CpuProvider, timer: Timer) -> None:
+    """One query over a bfloat16 cache."""
+    ours = call_of(provider, "attention", "gqa")
+    for heads, key_heads, size, keys in CACHES:
+        query = torch.randn(1, heads, 1, size).bfloat16()
+
+        def make(key_heads: int = key_heads, keys: int = keys, size: int = size) -> torch.Tensor:
+            return torch.randn(2, 1, key_heads, keys, size).bfloat16()
+
+        def theirs(cache: torch.Tensor, query: torch.Tensor = query) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=True)
+
+        rows = {"porter": timer.rotating(make, lambda c, q=query: ours(q, c[0], c[1], None, 0.125, None))}  # type: ignore[misc]
+        show(f"attention {heads}/{key_heads}x{size} {keys} keys", rows | {"torch": timer.rotating(make, theirs)}, "GB/s")
+
+
+def overhead(provider: CpuProvider, timer: Timer) -> None:
+    """The cost of a call that does almost nothing."""
+    norm, x, weight = call_of(provider, "rms_norm", "standard"), torch.ones(1, 64), torch.ones(64)
+    seconds = timer.best(lambda: [norm(x, weight, 1e-6) for _ in range(100)]) / 100
+    theirs = timer.best(lambda: [functional.rms_norm(x, (64,), weight, 1e-6) for _ in range(100)]) / 100
+    print(f"rms_norm of 64 values: porter {seconds * 1e6:.2f} us, torch {theirs * 1e6:.2f} us", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--isa")
+    parser.add_argument("--seconds", type=float, default=0.3, help="budget of each figure")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    provider, timer = CpuProvider(options.isa), Timer(options.threads, options.seconds)
+    reason = provider.library.load()
+    if reason is not None:
+        raise SystemExit(reason)
+    print(f"{provider.library.isa}, {options.threads} threads, memory read {stream(timer):.1f} GB/s")
+    for part in (overhead, decode, prefill, attention):
+        part(provider, timer)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
