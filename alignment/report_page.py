@@ -38,7 +38,7 @@ th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid var(--edg
 th { font-size: 12px; color: var(--soft); font-weight: 600; background: var(--band); position: sticky;
   top: 0; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-td.figure, th.figure { text-align: right; white-space: nowrap; } td.name { overflow-wrap: anywhere; min-width: 240px; }
+td.figure, th.figure { text-align: right; white-space: nowrap; } td.name { overflow-wrap: anywhere; min-width: 300px; }
 td.op, #causes td:first-child { white-space: nowrap; }
 td.why { min-width: 180px; color: var(--soft); font-size: 13px; } .source { color: var(--soft); display: block; }
 .status { font-weight: 700; font-size: 12px; white-space: nowrap; } .status.ok { color: var(--green); }
