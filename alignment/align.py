@@ -84,7 +84,7 @@ def align(
         candidate, correspondence=correspondence, device=device, dtype=dtype, trust_remote_code=trust_remote_code
     )
     if loaded.golden is not None:
-        from porter.alignment.recorded_candidate import align_recorded
+        from porter.alignment.recorded_alignment import align_recorded
 
         return align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
     assert loaded.model is not None, "a candidate is a golden or a model"

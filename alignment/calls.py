@@ -104,7 +104,7 @@ class Recorded:
         forced: dict[str, list[ForcedCall]] = {}
         source_forced: dict[str, list[ForcedCall]] = {}
         for child in pairing.children(pair):
-            by_source = [self._child_calls(record, source) for source in child.sources]
+            by_source = [self._forced(child_calls(self, record, source)) for source in child.sources]
             if not all(by_source):
                 continue
             name = relative_name(child.module, pair.module)
@@ -122,15 +122,8 @@ class Recorded:
             source_forced=source_forced,
         )
 
-    def _child_calls(self, parent: Record, child: str) -> list[ForcedCall]:
-        """The child's calls within one call of the parent; none where they cannot be told apart."""
-        siblings = [r for r in self.records[parent.module] if r.step == parent.step]
-        calls = [r for r in self.records[child] if r.step == parent.step]
-        share, rest = divmod(len(calls), len(siblings))
-        if rest:
-            return []
-        mine = calls[parent.call * share : (parent.call + 1) * share]
-        return [ForcedCall(_handed(record), self.value(record.outputs)) for record in mine]
+    def _forced(self, records: Sequence[Record]) -> list[ForcedCall]:
+        return [ForcedCall(shapes_handed(record), self.value(record.outputs)) for record in records]
 
     def _joined(self, child: Pair, pairing: Pairing, calls: Sequence[ForcedCall]) -> ForcedCall:
         if len(calls) == 1:
@@ -152,9 +145,9 @@ class Recorded:
         mask = batch.attention_mask.bool()
         return None if bool(mask.all()) else mask.to(self.device)
 
-    def has_cache(self, pair: Pair) -> bool:
-        """Whether the pair was called with a key-value cache."""
-        return _holds_cache(self.records[pair.sources[0]][0].inputs)
+    def holds_cache(self, module: str) -> bool:
+        """Whether the recorded module was called with a key-value cache."""
+        return _holds_cache(self.records[module][0].inputs)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -186,7 +179,15 @@ def length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     return int(tensor.shape[1]) if tensor is not None and tensor.dim() > 1 else 0
 
 
-def _handed(record: Record) -> tuple[tuple[int, ...], ...]:
+def child_calls(recorded: Recorded, parent: Record, child: str) -> list[Record]:
+    """The child's records within one call of the parent; none where they cannot be told apart."""
+    siblings = [record for record in recorded.records[parent.module] if record.step == parent.step]
+    calls = [record for record in recorded.records.get(child, []) if record.step == parent.step]
+    share, rest = divmod(len(calls), len(siblings))
+    return [] if rest else calls[parent.call * share : (parent.call + 1) * share]
+
+
+def shapes_handed(record: Record) -> tuple[tuple[int, ...], ...]:
     """The shapes of `forcing.handed(...)` of a recorded call, from the nodes alone."""
     inputs = record.inputs["dict"]
     nodes = [inputs["args"], *(node for name, node in inputs["kwargs"]["dict"].items() if MASK_NAME not in name)]

@@ -65,7 +65,7 @@ def oracle_forced(replayer: Replayer, result: ModuleResult) -> list[Call]:
     """
     calls = list(result.calls)
     for child in replayer.pairing.children(result.pair):
-        if replayer.recorded.has_cache(child) or replayer.pairing.children(child):
+        if replayer.recorded.holds_cache(child.sources[0]) or replayer.pairing.children(child):
             continue
         side = replayer.source_side(child)
         assert side is not None, "the parent has a source"

@@ -34,7 +34,7 @@ class ForcedCall:
 
 @dataclass(frozen=True)
 class Handed:
-    """What a parent handed to its children, and how often it called each; `otherwise`: those it called unlike recorded."""
+    """What a parent handed to its children, and how often it called each; `otherwise`: unlike recorded."""
 
     tensors: Observation
     called: dict[str, int]
@@ -104,7 +104,7 @@ def _forced(
             seen.otherwise.add(name)
         if as_recorded:
             for index, tensor in enumerate(given):
-                seen.tensors[_input_label(label, call, index)] = tensor.detach().clone()
+                seen.tensors[input_label(label, call, index)] = tensor.detach().clone()
         if call >= len(forced) or name in seen.otherwise:
             return original(*args, **kwargs)
         if as_recorded and not forced[call].run:
@@ -114,7 +114,8 @@ def _forced(
     return forward
 
 
-def _input_label(label: str, call: int, index: int) -> str:
+def input_label(label: str, call: int, index: int) -> str:
+    """The label of the `index`-th tensor handed to a child in its `call`-th call."""
     return f"{label}.input" + (f"#{call}" if call else "") + (f".{index}" if index else "")
 
 

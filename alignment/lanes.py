@@ -73,7 +73,7 @@ def run_calls(
             }
             with forcing(side.module, forced, untouched, lambda name: side.labels.get(name, name)) as handed:
                 output = side.module(*args, **kwargs)
-            results.append(_seen(side.module, output, handed, call))
+            results.append(seen_of(side.module, output, handed, call))
     return results
 
 
@@ -89,7 +89,8 @@ def _cache(side: Side, call: Call, caches: dict[int, Any], convert: Callable[[Te
     return filled_cache(side.config, call, dtype)
 
 
-def _seen(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
+def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
+    """What a call of `module` showed, from its output and what it handed to its children."""
     choice, found = choice_of(module, output)
     if choice is None:
         found = {label: t.detach().clone() for label, t in tensors(output, "output") if t.is_floating_point()}

@@ -79,7 +79,7 @@ class Replayer:
             if self._force_alike(result):
                 result.candidate_native = run_calls(mine, result.calls, natively)
         except CANNOT_RUN as error:
-            result.why = f"the candidate cannot be called as recorded: {_line(error)}"
+            result.why = f"the candidate cannot be called as recorded: {line_of(error)}"
             return result
         self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
         if theirs is None:
@@ -130,9 +130,9 @@ class Replayer:
         calls = self._quantized(mine.module, result.calls)
         try:
             result.oracle = self.run_exact(theirs, calls)
-            rounded = self._run_rounded(theirs, calls)
+            rounded = self.run_rounded(theirs, calls)
         except CANNOT_RUN as error:
-            result.why = f"the source cannot be replayed in float64: {_line(error)}"
+            result.why = f"the source cannot be replayed in float64: {line_of(error)}"
             self._against_golden(result)
             return
         self._note_dtypes(result.pair, rounded)
@@ -140,7 +140,7 @@ class Replayer:
         try:
             result.candidate_exact = self.run_exact(mine, result.calls)
         except CANNOT_RUN as error:
-            result.why = f"cannot run in float64, judged in its own precision alone: {_line(error)}"
+            result.why = f"cannot run in float64, judged in its own precision alone: {line_of(error)}"
         tolerance = 1e-6 * _position_scale(result.calls)
         result.exact = [
             judged_exact(seen.tensors, oracle.tensors, cost, tolerance)
@@ -148,9 +148,9 @@ class Replayer:
         ]
         for seen, oracle, noise in zip(result.candidate_native, result.oracle, rounded, strict=True):
             result.flips.append(self._flips(theirs.module, seen, oracle, noise))
-            result.native.append(self._native(seen, oracle, noise, result.flips[-1], cost))
+            result.native.append(self.judged(seen, oracle, noise, result.flips[-1], cost))
 
-    def _native(self, seen: Seen, oracle: Seen, noise: Seen, flipped: Flips | None, cost: float) -> Verdict | None:
+    def judged(self, seen: Seen, oracle: Seen, noise: Seen, flipped: Flips | None, cost: float) -> Verdict | None:
         views = [seen.tensors, oracle.tensors, noise.tensors]
         if flipped is not None and oracle.choice is not None and noise.choice is not None:
             # The weights of a token with other experts cannot agree; the flip itself is judged by its margin.
@@ -176,7 +176,7 @@ class Replayer:
         module = self.candidate.get_submodule(pair.module)
         config = getattr(self.candidate, "config", getattr(self.source, "config", None))
         implementation = getattr(getattr(module, "config", config), "_attn_implementation", None)
-        return Side(module, config, self._fills_cache(pair), False, {}, implementation == "eager")
+        return Side(module, config, self.fills_cache(pair), False, {}, implementation == "eager")
 
     def source_side(self, pair: Pair) -> Side | None:
         """The source's side; None where there is no source model."""
@@ -187,13 +187,14 @@ class Replayer:
             for source in child.sources:
                 labels[relative_name(source, pair.sources[0])] = relative_name(child.module, pair.module)
         config = getattr(self.source, "config", None)
-        return Side(source_module(self.source, pair), config, self._fills_cache(pair), True, labels)
+        eager = getattr(config, "_attn_implementation", None) == "eager"
+        return Side(source_module(self.source, pair), config, self.fills_cache(pair), True, labels, eager)
 
     def run_exact(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
         """One side in float64."""
         return run_calls(side, calls, exactly, exact(side.module, _left_alone(side, calls)))
 
-    def _run_rounded(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
+    def run_rounded(self, side: Side, calls: Sequence[Call]) -> list[Seen]:
         """The source in the candidate's own precision: the noise that rounding makes on these inputs."""
         return run_calls(side, calls, self._natively, self.rounded(side.module, _left_alone(side, calls)))
 
@@ -230,9 +231,10 @@ class Replayer:
         for record, seen in zip(self.recorded.records[pair.sources[0]], rounded, strict=False):
             self.recorded.note_dtypes(record, [tensor for _, tensor in tensors(seen.output, "")])
 
-    def _fills_cache(self, pair: Pair) -> bool:
-        below = self.pairing.children(pair)
-        return self.recorded.has_cache(pair) and not any(self.recorded.has_cache(child) for child in below)
+    def fills_cache(self, pair: Pair) -> bool:
+        """Whether the module itself, not a child, was given the cache."""
+        held = self.recorded.holds_cache
+        return held(pair.sources[0]) and not any(held(child.sources[0]) for child in self.pairing.children(pair))
 
     def _quantized(self, module: nn.Module, calls: Sequence[Call]) -> Sequence[Call]:
         return rounded_activations(calls) if quantizes_activations(module) == "linear" else calls
@@ -278,6 +280,7 @@ def _unflipped(view: Observation, same: Tensor) -> Observation:
     return {label: t[same] if label == COMBINE and t.shape[0] == same.shape[0] else t for label, t in view.items()}
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+    """An exception in one short line."""
     text: Any = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0][:160]}"

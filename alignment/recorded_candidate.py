@@ -1,0 +1,116 @@
+"""A candidate that is itself a recording: nothing of it can be run, so the source is replayed on what it recorded.
+
+Each recorded module is compared with the float64 oracle of the source on the candidate's own inputs, its children's
+outputs as the candidate recorded them. That separates introduced from inherited errors as replay does, with one lane:
+the precision that the candidate was recorded in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from porter.alignment.calls import Call, child_calls, length, shapes_handed
+from porter.alignment.forcing import ForcedCall, Handed, handed, input_label
+from porter.alignment.lanes import seen_of
+from porter.alignment.pairing import Pair, relative_name
+from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer, line_of
+from porter.alignment.routing import flips, score_noise
+from porter.errors import PorterError
+from porter.golden.store import Record
+
+
+class RecordedReplayer(Replayer):
+    """Replays the source on the records of a candidate; `recorded` is the candidate's golden."""
+
+    def replay(self, pair: Pair) -> ModuleResult:
+        """As `Replayer.replay`, in the one lane that a recording has."""
+        assert self.source is not None, "a recording is compared with a source model"
+        try:
+            observed = [self._observed(pair, record) for record in self.recorded.records[pair.module]]
+        except PorterError as error:
+            return ModuleResult(pair, (), why=str(error))
+        theirs = self.source_side(pair)
+        assert theirs is not None
+        result = ModuleResult(pair, self._with_past([call for call, _ in observed]))
+        result.candidate_native = [seen_of(theirs.module, call.output, found, call) for call, found in observed]
+        try:
+            result.oracle = self.run_exact(theirs, result.calls)
+            if any(seen.otherwise for seen in result.oracle):
+                self._run_unlike_children(result)
+                result.oracle = self.run_exact(theirs, result.calls)
+            rounded = self.run_rounded(theirs, result.calls)
+        except CANNOT_RUN as error:
+            result.why = f"the source cannot be replayed on the candidate's inputs: {line_of(error)}"
+            return result
+        for seen, oracle, noise in zip(result.candidate_native, result.oracle, rounded, strict=True):
+            flipped = None
+            if seen.choice is not None and oracle.choice is not None:
+                limit = score_noise(theirs.module, noise.choice, oracle.choice, self.factor)
+                flipped = flips(theirs.module, seen.choice, oracle.choice, limit)
+            result.flips.append(flipped)
+            result.native.append(self.judged(seen, oracle, noise, flipped, 0.0))
+        result.why = "recorded: judged in the precision of the recording alone"
+        return result
+
+    def _run_unlike_children(self, result: ModuleResult) -> None:
+        """Let the source run the children that it calls unlike the candidate did."""
+        otherwise = {name for seen in result.oracle for name in seen.otherwise}
+        result.calls = [
+            replace(call, source_forced={n: c for n, c in call.source_forced.items() if n not in otherwise})
+            for call in result.calls
+        ]
+
+    def _observed(self, pair: Pair, record: Record) -> tuple[Call, Handed]:
+        inputs = self.recorded.value(record.inputs)
+        source_forced: dict[str, list[ForcedCall]] = {}
+        found = Handed({}, {}, set())
+        for child in self.pairing.children(pair):
+            module = self.source.get_submodule(child.sources[0]) if self.source is not None else None
+            if module is None or not any(True for _ in module.state_dict()):
+                continue
+            records = child_calls(self.recorded, record, child.module)
+            name = relative_name(child.module, pair.module)
+            for number, each in enumerate(records):
+                given = self.recorded.value(each.inputs)
+                for index, tensor in enumerate(handed(tuple(given["args"]), given["kwargs"])):
+                    found.tensors[input_label(name, number, index)] = tensor
+            outputs = [self.recorded.value(each.outputs) for each in records]
+            for index, source in enumerate(child.sources):
+                own = relative_name(source, pair.sources[0])
+                source_forced[own] = [
+                    ForcedCall(shapes_handed(each), self._part(child, output, index))
+                    for each, output in zip(records, outputs, strict=True)
+                ]
+        call = Call(
+            record.step,
+            record.batch,
+            tuple(inputs["args"]),
+            inputs["kwargs"],
+            self.recorded.value(record.outputs),
+            keep=self.recorded.keep(record),
+            source_forced=source_forced if len(pair.sources) == 1 else {},
+        )
+        return call, found
+
+    def _part(self, child: Pair, output: Any, index: int) -> Any:
+        if len(child.sources) == 1:
+            return output
+        return self.pairing.correspondence.split_output(child.module, output)[index]
+
+    def _with_past(self, calls: Sequence[Call]) -> list[Call]:
+        past: dict[int, int] = {}
+        counted = []
+        for call in calls:
+            counted.append(replace(call, past=past.get(call.batch, 0)))
+            past[call.batch] = past.get(call.batch, 0) + length(call.args, call.kwargs)
+        return counted
+
+    def fills_cache(self, pair: Pair) -> bool:
+        """Whether the module itself, not a child, was given the cache."""
+        records = self.recorded.records
+        below = self.pairing.children(pair)
+        return self.recorded.holds_cache(pair.module) and not any(
+            self.recorded.holds_cache(child.module) for child in below if child.module in records
+        )
