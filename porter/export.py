@@ -84,7 +84,7 @@ def export(
     checkpoint = Checkpoint.open(weights)
     ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied)
-    outputs = [Output(_tensor_plans(r), r.sources, r.compute) for r in plan]
+    outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
     convert(
         checkpoint,
@@ -127,7 +127,8 @@ def _expected(port: Port, tied: dict[str, str]) -> dict[str, tuple[int, ...]]:
 
 def _write_code_only(port: Port, output: Path, plan: list[TensorRecipe]) -> Port:
     staging = output.with_name(output.name + ".partial")
-    shutil.rmtree(staging, ignore_errors=True)
+    if staging.exists():
+        raise PorterError(f"{staging}: an unfinished conversion lies there; resume it with --weights, or remove it")
     staging.mkdir(parents=True)
     _write_files(staging, port, {}, None, ())
     recipe = [

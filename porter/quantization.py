@@ -44,8 +44,9 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         )
     }
 )
-ALIASES: Mapping[str, str] = MappingProxyType({"int8": "w8a8"})
-"""int8 alone means both sides of the product, as engines and vendors use the word."""
+ALIASES: Mapping[str, str] = MappingProxyType({"int8": "w8a16"})
+"""int8 alone means the weights. Decoding is bound by reading them, so quantizing activations too gains nothing there,
+and costs accuracy where a model has outlier activations (docs/measurements.md)."""
 
 
 def scheme_named(name: str) -> Scheme:

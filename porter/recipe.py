@@ -17,11 +17,16 @@ Compute = Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """Outputs (name -> dtype, shape) computed together from the named source tensors."""
+    """Outputs (name -> dtype, shape) computed together from the named source tensors.
+
+    `compute` also takes one of `pieces` equal runs of the sources and gives those rows of the outputs: no row depends
+    on another's sources, so a stack of experts is converted in the memory of one.
+    """
 
     outputs: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     sources: tuple[str, ...]
     compute: Compute
+    pieces: int = 1
 
 
 def recipes(
@@ -43,14 +48,21 @@ def recipes(
             for upstream in correspondence.source_of(name)
             for disk in layout.source_of(tied.get(upstream, upstream))
         )
+        pieces = _pieces(name, sources, layout)
         if tensor.dtype == torch.int8:
-            result.append(_int8_recipe(name, tensor, sources, layout))
+            result.append(_int8_recipe(name, tensor, sources, layout, pieces))
             continue
         wanted = torch.float32 if any(k in name for k in keep) else dtype
         wanted = wanted if tensor.is_floating_point() else tensor.dtype
         join = _joiner(name, correspondence, layout)
-        result.append(TensorRecipe({name: (wanted, tuple(tensor.shape))}, sources, _cast(name, wanted, join)))
+        result.append(TensorRecipe({name: (wanted, tuple(tensor.shape))}, sources, _cast(name, wanted, join), pieces))
     return result
+
+
+def _pieces(name: str, sources: tuple[str, ...], layout: Correspondence) -> int:
+    """One piece per expert, or per source whose rows follow one another."""
+    entry = next((e for e in layout.entries if e.target == name), None)
+    return len(sources) // len(entry.sizes) if entry is not None and entry.kind == "experts" else len(sources)
 
 
 def _joiner(
@@ -74,7 +86,9 @@ def _cast(name: str, dtype: torch.dtype, join: Callable[[list[torch.Tensor]], to
     return compute
 
 
-def _int8_recipe(name: str, tensor: torch.Tensor, sources: tuple[str, ...], layout: Correspondence) -> TensorRecipe:
+def _int8_recipe(
+    name: str, tensor: torch.Tensor, sources: tuple[str, ...], layout: Correspondence, pieces: int
+) -> TensorRecipe:
     entry = next((e for e in layout.entries if e.target == name), None)
     scale_name = f"{name}_scale"
 
@@ -84,7 +98,7 @@ def _int8_recipe(name: str, tensor: torch.Tensor, sources: tuple[str, ...], layo
         return {name: weight, scale_name: scale}
 
     shape = tuple(tensor.shape)
-    return TensorRecipe({name: (torch.int8, shape), scale_name: (torch.float32, shape[:-1])}, sources, compute)
+    return TensorRecipe({name: (torch.int8, shape), scale_name: (torch.float32, shape[:-1])}, sources, compute, pieces)
 
 
 def consumed(recipe_list: Iterable[TensorRecipe]) -> set[str]:

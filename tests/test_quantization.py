@@ -158,7 +158,7 @@ def test_quantizing_again_gives_the_same_codes() -> None:
 def test_schemes() -> None:
     assert list(SCHEMES) == ["fp32", "bf16", "w8a16", "w8a8"]
     assert all(scheme_named(name) is scheme and scheme.name == name for name, scheme in SCHEMES.items())
-    assert scheme_named("int8") is SCHEMES["w8a8"]
+    assert scheme_named("int8") is SCHEMES["w8a16"]
     assert [s.weight_dtype for s in SCHEMES.values()] == [torch.float32, torch.bfloat16, torch.int8, torch.int8]
     assert [s.activation for s in SCHEMES.values()] == ["float", "float", "float", "int8"]
     with pytest.raises(
@@ -200,7 +200,7 @@ def test_expected_product_error_with_int8_activations(columns: int) -> None:
     product = dequantize(codes, scale, torch.float64) @ dequantize(*quantize_per_channel(weight), torch.float64).t()
     measured = relative(product, x.double() @ weight.double().t())
     assert expected_relative_error("w8a8", weight, x) == pytest.approx(measured, rel=0.1)
-    assert expected_relative_error("int8", weight) == pytest.approx(measured, rel=0.2)
+    assert expected_relative_error("w8a8", weight) == pytest.approx(measured, rel=0.2)
     assert expected_relative_error("w8a8", weight) > expected_relative_error("w8a16", weight)
 
 
