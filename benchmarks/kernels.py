@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -70,68 +71,93 @@ def call_of(provider: CpuProvider, name: str, variant: str) -> Callable[..., tor
 
 def show(what: str, rows: dict[str, tuple[float, float]], unit: str) -> None:
     """One line: microseconds and rate of each implementation."""
-    print(f"{what:34s}", "  ".join(f"{k} {s * 1e6:8.1f} us {rate:6.1f} {unit}" for k, (s, rate) in rows.items()), flush=True)
+    figures = (f"{name} {seconds * 1e6:8.1f} us {rate:6.1f} {unit}" for name, (seconds, rate) in rows.items())
+    print(f"{what:34s}", "  ".join(figures), flush=True)
 
 
 def decode(provider: CpuProvider, timer: Timer) -> None:
     """One row of activations against weights from memory."""
-    ours, w8a16, w8a8 = (call_of(provider, "linear", v) for v in ("standard", "w8a16", "w8a8"))
     for n, k in DECODE_SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(1, k).to(dtype)
+            _decode_float(provider, timer, n, k, dtype)
+        _decode_int8(provider, timer, n, k)
 
-            def make(n: int = n, k: int = k, dtype: torch.dtype = dtype) -> torch.Tensor:
-                return torch.randn(n, k).to(dtype)
 
-            rows = {"porter": timer.rotating(make, lambda w, x=x: ours(x, w, None))}  # type: ignore[misc]
-            rows["torch"] = timer.rotating(make, lambda w, x=x: functional.linear(x, w))  # type: ignore[misc]
-            show(f"linear {n}x{k} {dtype}"[:34].replace("torch.", ""), rows, "GB/s")
-        x, scale = torch.randn(1, k).bfloat16(), torch.rand(n)
+def _decode_float(provider: CpuProvider, timer: Timer, n: int, k: int, dtype: torch.dtype) -> None:
+    ours, x = call_of(provider, "linear", "standard"), torch.randn(1, k).to(dtype)
 
-        def make_int8(n: int = n, k: int = k) -> torch.Tensor:
-            return torch.randint(-127, 128, (n, k), dtype=torch.int8)
+    def make() -> torch.Tensor:
+        return torch.randn(n, k).to(dtype)
 
-        rows = {
-            "w8a16": timer.rotating(make_int8, lambda w: w8a16(x, w, scale, None)),
-            "w8a8": timer.rotating(make_int8, lambda w: w8a8(x, w, scale, None)),
-            "torch": timer.rotating(make_int8, lambda w: torch._weight_int8pack_mm(x, w, scale.bfloat16())),
-        }
-        show(f"linear {n}x{k} int8", rows, "GB/s")
+    rows = {
+        "porter": timer.rotating(make, lambda w: ours(x, w, None)),
+        "torch": timer.rotating(make, lambda w: functional.linear(x, w)),
+    }
+    show(f"linear {n}x{k} {str(dtype)[6:]}", rows, "GB/s")
+
+
+def _decode_int8(provider: CpuProvider, timer: Timer, n: int, k: int) -> None:
+    w8a16, w8a8 = call_of(provider, "linear", "w8a16"), call_of(provider, "linear", "w8a8")
+    x, scale = torch.randn(1, k).bfloat16(), torch.rand(n)
+    half_scale = scale.bfloat16()
+
+    def make() -> torch.Tensor:
+        return torch.randint(-127, 128, (n, k), dtype=torch.int8)
+
+    rows = {
+        "w8a16": timer.rotating(make, lambda w: w8a16(x, w, scale, None)),
+        "w8a8": timer.rotating(make, lambda w: w8a8(x, w, scale, None)),
+        "torch": timer.rotating(make, lambda w: torch._weight_int8pack_mm(x, w, half_scale)),
+    }
+    show(f"linear {n}x{k} int8", rows, "GB/s")
 
 
 def prefill(provider: CpuProvider, timer: Timer) -> None:
     """Many rows of activations: our blocked kernel, not the choice that the provider makes, against torch's."""
-    w8a16, w8a8 = call_of(provider, "linear", "w8a16"), call_of(provider, "linear", "w8a8")
-    library = provider.library
     for m, n, k in PREFILL_SHAPES:
-        work = 2e-9 * m * n * k
         for code, dtype in enumerate((torch.float32, torch.bfloat16)):
-            x, w, out = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.empty(m, n, dtype=dtype)
-            pointers = out.data_ptr(), x.data_ptr(), w.data_ptr(), None, None
-            geometry = m, n, k, k, k, 0, code, code, torch.get_num_threads()
-            ours = timer.best(lambda p=pointers, g=geometry: library.linear(*p, *g))  # type: ignore[misc]
-            theirs = timer.best(lambda x=x, w=w: functional.linear(x, w))  # type: ignore[misc]
-            show(f"linear {m}x{n}x{k} {str(dtype)[6:]}", {"porter": (ours, work / ours), "torch": (theirs, work / theirs)}, "GFLOP/s")
+            _prefill_float(provider, timer, m, n, k, dtype, code)
         x, scale = torch.randn(m, k).bfloat16(), torch.rand(n)
         w = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        times = {name: timer.best(lambda c=call: c(x, w, scale, None)) for name, call in (("w8a16", w8a16), ("w8a8", w8a8))}  # type: ignore[misc]
-        show(f"linear {m}x{n}x{k} int8", {name: (t, work / t) for name, t in times.items()}, "GFLOP/s")
+        rows = {}
+        for variant in ("w8a16", "w8a8"):
+            seconds = timer.best(partial(call_of(provider, "linear", variant), x, w, scale, None))
+            rows[variant] = seconds, 2e-9 * m * n * k / seconds
+        show(f"linear {m}x{n}x{k} int8", rows, "GFLOP/s")
+
+
+def _prefill_float(
+    provider: CpuProvider, timer: Timer, m: int, n: int, k: int, dtype: torch.dtype, code: int
+) -> None:
+    x, w, out = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.empty(m, n, dtype=dtype)
+    pointers = out.data_ptr(), x.data_ptr(), w.data_ptr(), None, None
+    blocked = partial(provider.library.linear, *pointers, m, n, k, k, k, 0, code, code, torch.get_num_threads())
+    calls = {"porter": blocked, "torch": partial(functional.linear, x, w)}
+    seconds = {name: timer.best(call) for name, call in calls.items()}
+    rows = {name: (t, 2e-9 * m * n * k / t) for name, t in seconds.items()}
+    show(f"linear {m}x{n}x{k} {str(dtype)[6:]}", rows, "GFLOP/s")
 
 
 def attention(provider: CpuProvider, timer: Timer) -> None:
     """One query over a bfloat16 cache."""
-    ours = call_of(provider, "attention", "gqa")
     for heads, key_heads, size, keys in CACHES:
-        query = torch.randn(1, heads, 1, size).bfloat16()
+        _attention(provider, timer, heads, key_heads, size, keys)
 
-        def make(key_heads: int = key_heads, keys: int = keys, size: int = size) -> torch.Tensor:
-            return torch.randn(2, 1, key_heads, keys, size).bfloat16()
 
-        def theirs(cache: torch.Tensor, query: torch.Tensor = query) -> torch.Tensor:
-            return functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=True)
+def _attention(provider: CpuProvider, timer: Timer, heads: int, key_heads: int, size: int, keys: int) -> None:
+    ours, query = call_of(provider, "attention", "gqa"), torch.randn(1, heads, 1, size).bfloat16()
 
-        rows = {"porter": timer.rotating(make, lambda c, q=query: ours(q, c[0], c[1], None, 0.125, None))}  # type: ignore[misc]
-        show(f"attention {heads}/{key_heads}x{size} {keys} keys", rows | {"torch": timer.rotating(make, theirs)}, "GB/s")
+    def make() -> torch.Tensor:
+        return torch.randn(2, 1, key_heads, keys, size).bfloat16()
+
+    def theirs(cache: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=True)
+
+    rows = {
+        "porter": timer.rotating(make, lambda c: ours(query, c[0], c[1], None, 0.125, None)),
+        "torch": timer.rotating(make, theirs),
+    }
+    show(f"attention {heads}/{key_heads}x{size} {keys} keys", rows, "GB/s")
 
 
 def overhead(provider: CpuProvider, timer: Timer) -> None:

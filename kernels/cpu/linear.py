@@ -21,13 +21,13 @@ from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
 Linear = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 Int8Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
-FEW_ROWS = 4
+FEW_ROWS = 8
 """Up to this many rows of activations, weights are streamed once from memory without packing."""
 
 TORCH_FROM_ROWS = {
-    ("avx512", torch.float32): 64,
+    ("avx512", torch.float32): 9,
     ("avx512", torch.bfloat16): 5,
-    ("avx2", torch.float32): 64,
+    ("avx2", torch.float32): 9,
     ("avx2", torch.bfloat16): None,
 }
 """Rows of activations from which torch's own product is the faster one; None: never. Measured with
@@ -45,7 +45,7 @@ def linear(library: KernelLibrary) -> Linear:
     def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = x.numel() // x.shape[-1]
         dtype = x.dtype
-        if rows > FEW_ROWS:
+        if rows > 4:
             limit = TORCH_FROM_ROWS.get((library.isa or "", dtype), 1)
             if limit is not None and rows >= limit:
                 return torch.nn.functional.linear(x, weight, bias)
