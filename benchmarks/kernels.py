@@ -132,7 +132,7 @@ def _prefill_float(
     x, w, out = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.empty(m, n, dtype=dtype)
     pointers = out.data_ptr(), x.data_ptr(), w.data_ptr(), None, None
     blocked = partial(provider.library.linear, *pointers, m, n, k, k, k, 0, code, code, torch.get_num_threads())
-    calls = {"porter": blocked, "torch": partial(functional.linear, x, w)}
+    calls: dict[str, Callable[[], object]] = {"porter": blocked, "torch": partial(functional.linear, x, w)}
     seconds = {name: timer.best(call) for name, call in calls.items()}
     rows = {name: (t, 2e-9 * m * n * k / t) for name, t in seconds.items()}
     show(f"linear {m}x{n}x{k} {str(dtype)[6:]}", rows, "GFLOP/s")
