@@ -18,8 +18,8 @@ MlaAttention = Callable[
 
 MASK_DTYPES = (torch.bool, *FLOAT_CODES)
 TORCH_FROM_QUERIES = 16
-"""Queries from which torch's fused attention is used where it has one for the case. Measured with
-benchmarks/kernels.py."""
+"""Queries from which torch's fused attention is used where it has one for the case. Chosen by judgement: not yet
+measured."""
 
 LAST_STRIDED = "the last dimension is not contiguous"
 OTHER_SHAPE = "shapes do not fit each other"

@@ -15,7 +15,8 @@ NOT_CONTIGUOUS = "weights are not contiguous"
 EMPTY = "a tensor is empty"
 
 PARALLEL_BYTES = 1 << 16
-"""Below this much memory traffic, waking other threads costs more than they save (measured: 2 to 5 microseconds)."""
+"""Below this much memory traffic one thread is used: waking others would cost more than they save. An estimate, not yet
+measured."""
 
 
 def threads_for(moved_bytes: int) -> int:
