@@ -14,9 +14,11 @@ from torch import nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
 from porter.alignment.diagnosis import drift_of
+from porter.alignment.forced_children import unforced_children
 from porter.alignment.free_pass import FreePass
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
-from porter.alignment.replay import ModuleResult, Replayer, replay_all
+from porter.alignment.replay import Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
 from porter.alignment.rows import drifts_of, rows_of
 from porter.alignment.source import rebuild_source
@@ -194,7 +196,7 @@ def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
 def _brought_by_a_child(findings: Findings, replayer: Replayer, result: ModuleResult) -> bool:
     """Whether a child that ran within this module's replay is itself over its budget."""
     drifted = {drifted.drift.module for drifted in findings.drifts}
-    return bool(drifted & replayer.unforced_children(result))
+    return bool(drifted & unforced_children(replayer.pairing, result))
 
 
 def _causes(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedWeight]) -> list[Cause]:

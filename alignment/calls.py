@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from porter.alignment.forcing import MASK_NAME, ForcedCall
 from porter.alignment.observation import MASK_BELOW, first_tensor, is_mask
 from porter.alignment.pairing import Pair, Pairing, relative_name
-from porter.golden.format import dtype_of
+from porter.golden.format import Record, dtype_of
 from porter.golden.node import Node, decode, tensor_nodes
-from porter.golden.store import Golden, Record
+from porter.golden.store import Golden
 
 
 class CacheSlot:

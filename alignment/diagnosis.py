@@ -14,10 +14,11 @@ from porter.alignment.calls import Call
 from porter.alignment.drift import Drift
 from porter.alignment.forcing import ForcedCall, Untouched
 from porter.alignment.lanes import Change, Seen, Side, exactly, run_calls, skipped_children
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import Observation, worst
 from porter.alignment.pairing import Pair, relative_name
 from porter.alignment.precision_swap import exact
-from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer
+from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.weights import JudgedWeight
 
 PLAIN = (bool, int, float, str, type(None))

@@ -10,8 +10,9 @@ from torch import Tensor
 from porter.alignment.budget import least
 from porter.alignment.candidate import compute_dtype
 from porter.alignment.free_run import FreeErrors, Key, baseline_run, limit, run_whole, sketch_of
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
-from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer
+from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import FirstDrift, ModuleRow, Skipped, Tokens
 from porter.alignment.verdict import Drifted
 

@@ -23,8 +23,8 @@ from porter.alignment.pairing import Pair, Pairing
 from porter.alignment.replay import Replayer
 from porter.alignment.routing import choice_of
 from porter.alignment.tokens import TokenCount
+from porter.golden.format import Record
 from porter.golden.sketch import project
-from porter.golden.store import Record
 
 SKETCH = 509
 """Bucket sums kept of a replayed output, to tell how far the free output is from it: 3 % of the distance."""

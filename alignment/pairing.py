@@ -11,7 +11,8 @@ from torch import nn
 
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
-from porter.golden.store import Golden, Record
+from porter.golden.format import Record
+from porter.golden.store import Golden
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +29,20 @@ def swapped(module: nn.Module, convert: Convert, leave: Collection[nn.Module] = 
 
     Modules in `leave`, and what is below them, keep theirs. A tensor used twice is converted once.
     """
-    undo: list[tuple[dict[str, Tensor], str, Tensor]] = []
+    undo: list[tuple[dict[str, Any], str, Tensor]] = []
     converted: dict[int, Tensor] = {}
     try:
         for owner in _tree(module, set(map(id, leave))):
-            for table in (owner._parameters, owner._buffers, owner.__dict__):
+            tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers, owner.__dict__)
+            for table in tables:
                 for name, tensor in list(table.items()):
                     if not isinstance(tensor, Tensor):
                         continue
                     value = converted.setdefault(id(tensor), convert(tensor))
-                    if value is tensor:
-                        continue
-                    undo.append((table, name, tensor))  # type: ignore[arg-type]
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    table[name] = nn.Parameter(value, requires_grad=False) if is_parameter else value  # type: ignore[index]
+                    if value is not tensor:
+                        undo.append((table, name, tensor))
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        table[name] = nn.Parameter(value, requires_grad=False) if is_parameter else value
         yield
     finally:
         for table, name, tensor in reversed(undo):

@@ -15,7 +15,8 @@ from porter.kernels.dispatch import op_calls
 
 if TYPE_CHECKING:
     from porter.alignment.lanes import Side
-    from porter.alignment.replay import ModuleResult, Replayer
+    from porter.alignment.module_result import ModuleResult
+    from porter.alignment.replay import Replayer
 
 INT8_LEVELS = 127.0
 # The activations between the two projections of an expert are quantized too, and the errors add in the mean square.

@@ -1,4 +1,4 @@
-"""The alignment of two recordings: replay on the candidate's records, then end to end where both saw the same tokens."""
+"""The alignment of two recordings: replay on the candidate's records, end to end where both saw the same tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate
 from porter.alignment.lanes import real
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import first_tensor, relative
 from porter.alignment.pairing import Pair, Pairing, pair_modules
 from porter.alignment.recorded_candidate import RecordedReplayer
-from porter.alignment.replay import ModuleResult
 from porter.alignment.report import ModuleRow, Report, Routing, Skipped, Tokens
 from porter.alignment.rows import drifts_of, rows_of
 from porter.alignment.tokens import TokenCount
@@ -90,8 +90,9 @@ def _round_to(source: nn.Module, dtype: torch.dtype) -> None:
 def _count(result: ModuleResult, counts: list[int]) -> None:
     for flips in result.flips:
         if flips is not None:
-            for place, value in enumerate((flips.flipped.numel(), flips.flipped.sum(), flips.benign.sum())):
-                counts[place] += int(value)
+            counts[0] += flips.flipped.numel()
+            counts[1] += int(flips.flipped.sum())
+            counts[2] += int(flips.benign.sum())
 
 
 class _EndToEnd:

@@ -14,11 +14,12 @@ from typing import Any
 from porter.alignment.calls import Call, child_calls, length, shapes_handed
 from porter.alignment.forcing import ForcedCall, Handed, handed, input_label
 from porter.alignment.lanes import seen_of
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, relative_name
-from porter.alignment.replay import CANNOT_RUN, ModuleResult, Replayer, line_of
+from porter.alignment.replay import CANNOT_RUN, Replayer, line_of
 from porter.alignment.routing import flips, score_noise
 from porter.errors import PorterError
-from porter.golden.store import Record
+from porter.golden.format import Record
 
 
 class RecordedReplayer(Replayer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from porter.alignment.budget import Verdict, judged_exact, judged_native
 from porter.alignment.calls import Call, Recorded, source_module
+from porter.alignment.forced_children import force_alike, force_holding_weights
 from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import Observation, tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
@@ -24,33 +26,6 @@ from porter.kernels.dispatch import op_calls
 # What a module may raise when it cannot run in float64 or on these inputs: everything that torch and Python raise for
 # unfit values. Anything else is a defect of the aligner and shows itself.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError)
-
-
-@dataclass
-class ModuleResult:
-    """What the replay of one pair found, per recorded call."""
-
-    pair: Pair
-    calls: Sequence[Call]
-    exact: list[Verdict | None] = field(default_factory=list)
-    native: list[Verdict | None] = field(default_factory=list)
-    flips: list[Flips | None] = field(default_factory=list)
-    why: str = ""
-    """Why a lane, or the whole replay, is missing."""
-    candidate_exact: list[Seen] = field(default_factory=list)
-    candidate_native: list[Seen] = field(default_factory=list)
-    oracle: list[Seen] = field(default_factory=list)
-
-    @property
-    def compared(self) -> bool:
-        """Whether any lane was run to an end."""
-        return any(v is not None for v in (*self.exact, *self.native))
-
-    @property
-    def drifted(self) -> bool:
-        """Whether a call is over its budget in either lane, or flipped an expert with margin."""
-        over = any(v is not None and v.over for v in (*self.exact, *self.native))
-        return over or any(bool((f.flipped & ~f.benign).any()) for f in self.flips if f is not None)
 
 
 @dataclass
@@ -74,9 +49,9 @@ class Replayer:
         result = ModuleResult(pair, calls)
         mine, theirs = self.side(pair), self.source_side(pair)
         try:
-            self._force_holding_weights(result)
+            force_holding_weights(mine.module, self.pairing, result)
             result.candidate_native = run_calls(mine, result.calls, natively)
-            if self._force_alike(result):
+            if force_alike(self.pairing, result):
                 result.candidate_native = run_calls(mine, result.calls, natively)
         except CANNOT_RUN as error:
             result.why = f"the candidate cannot be called as recorded: {line_of(error)}"
@@ -87,44 +62,6 @@ class Replayer:
         else:
             self._against_oracle(result, mine, theirs)
         return result
-
-    def _force_holding_weights(self, result: ModuleResult) -> None:
-        """Force only children that hold weights or tables. An activation is cheap to run, and an implementation may give
-        it its rows in another order."""
-        module = self.candidate.get_submodule(result.pair.module)
-        names = {name for call in result.calls for name in call.forced}
-        held = {name for name in names if _holds_tensors(module.get_submodule(name))}
-        self._force_only(result, held)
-
-    def _force_alike(self, result: ModuleResult) -> bool:
-        """Force only those children that the candidate calls, and calls as recorded: what it computes by other means,
-        the source must compute too. True where the candidate must run again."""
-        otherwise = {name for seen in result.candidate_native for name in seen.otherwise}
-        self._force_only(result, {name for seen in result.candidate_native for name in seen.called} - otherwise)
-        return bool(otherwise)
-
-    def _force_only(self, result: ModuleResult, names: set[str]) -> None:
-        pair = result.pair
-        own = {
-            relative_name(source, pair.sources[0])
-            for child in self.pairing.children(pair)
-            if relative_name(child.module, pair.module) in names
-            for source in child.sources
-        }
-        result.calls = [
-            replace(
-                call,
-                forced={name: each for name, each in call.forced.items() if name in names},
-                source_forced={name: each for name, each in call.source_forced.items() if name in own},
-            )
-            for call in result.calls
-        ]
-
-    def unforced_children(self, result: ModuleResult) -> set[str]:
-        """The candidate's names of paired children that ran in the replay of their parent."""
-        forced = {name for call in result.calls for name in call.forced}
-        children = self.pairing.children(result.pair)
-        return {c.module for c in children if relative_name(c.module, result.pair.module) not in forced}
 
     def _against_oracle(self, result: ModuleResult, mine: Side, theirs: Side) -> None:
         calls = self._quantized(mine.module, result.calls)
@@ -254,10 +191,6 @@ def provider_of(module: nn.Module) -> tuple[str | None, str | None]:
         return None, None
     busiest = max(own, key=lambda call: sum(call.calls.values()))
     return f"{busiest.name}/{busiest.variant}", max(busiest.calls, key=busiest.calls.__getitem__)
-
-
-def _holds_tensors(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def _left_alone(side: Side, calls: Sequence[Call]) -> list[nn.Module]:

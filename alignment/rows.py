@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from porter.alignment.budget import Verdict
+from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import cosine
-from porter.alignment.replay import ModuleResult, provider_of
+from porter.alignment.replay import provider_of
 from porter.alignment.report import FirstDrift, ModuleRow
 from porter.alignment.routing import Flips
 from porter.alignment.verdict import Drifted

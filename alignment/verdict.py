@@ -61,7 +61,7 @@ def coverage(
     if candidate is None:
         return Coverage(modules, modules, None, tuple(skipped))
     judged = {} if weights is None else _elements_by_name(weights)
-    total = counted = flops = flops_counted = 0
+    total = counted = flops = flops_counted = 0.0
     for name, parameter in candidate.named_parameters():
         elements = parameter.numel()
         share = judged.get(name, 0.0) if weights is not None else 1.0

@@ -135,7 +135,7 @@ def test_port_with_exchanged_rows_is_found(dense: Any, tmp_path: Path) -> None:
 def test_unlike_directories_are_refused(dense: Any, tmp_path: Path) -> None:
     _, golden, folder = dense
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PorterError, match="config.json"):
+    with pytest.raises(PorterError, match=r"config\.json"):
         align(golden, tmp_path / "empty")
     broken = tmp_path / "broken"
     broken.mkdir()
