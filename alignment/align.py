@@ -170,8 +170,8 @@ def _free(findings: Findings, free: FreePass, replayed: bool) -> None:
         findings.rows, faults = free.joined(findings.rows, findings.drifts)
         findings.drifts += faults
         findings.tokens = free.tokens
-        if not replayed:
-            findings.compared = free.compared
+        if not replayed or free.replays_nothing:
+            findings.compared |= free.compared
     findings.skipped += free.skipped
 
 

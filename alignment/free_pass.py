@@ -15,6 +15,7 @@ from porter.alignment.pairing import Pair
 from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import FirstDrift, ModuleRow, Skipped, Tokens
 from porter.alignment.verdict import Drifted
+from porter.errors import PorterError
 
 SLACK = 4.0
 """Times the factor: how far beyond the source's own growth of rounding a free error must be to be no rounding. Another
@@ -51,6 +52,9 @@ class FreePass:
             self._free = run_whole(
                 replayer.candidate, replayer.recorded, self._pairs, replayer.pairing, lambda pair: (pair.module,)
             )
+        except PorterError as error:
+            self.skipped.append(Skipped("", f"free run: {error}"))
+            return False
         except CANNOT_RUN as error:
             self.skipped.append(Skipped("", f"free run: the candidate fails: {type(error).__name__}: {error}"))
             return False
@@ -61,6 +65,11 @@ class FreePass:
             except CANNOT_RUN as error:
                 self.skipped.append(Skipped("", f"free run of the source: {type(error).__name__}: {error}"))
         return True
+
+    @property
+    def replays_nothing(self) -> bool:
+        """Whether the golden holds too little for a replay, so that the free run is all there is."""
+        return self._replayer.recorded.golden.detail != "full"
 
     @property
     def compared(self) -> set[str]:

@@ -22,6 +22,7 @@ from porter.alignment.observation import first_tensor, relative, same_shape
 from porter.alignment.pairing import Pair, Pairing
 from porter.alignment.replay import Replayer
 from porter.alignment.routing import choice_of
+from porter.alignment.sketched import sketched_error
 from porter.alignment.tokens import TokenCount
 from porter.golden.format import Record
 from porter.golden.sketch import project
@@ -129,9 +130,13 @@ class _Watch:
         call = self._calls.get(pair.module, 0)
         self._calls[pair.module] = call + 1
         records = [self.recorded.at(source, self._step, call) for source in pair.sources]
-        if any(record is None for record in records):
+        known = [record for record in records if record is not None]
+        if len(known) != len(records):
             return
-        outputs = [self.recorded.golden.value(record.outputs) for record in records if record is not None]
+        if self.recorded.golden.detail != "full":
+            self._compare_sketches(pair, known, tensor)
+            return
+        outputs = [self.recorded.golden.value(record.outputs) for record in known]
         self._note_flips(module, output, outputs[0])
         parts = [first_tensor(list(o.values()) if isinstance(o, dict) else o) for o in outputs]
         if any(part is None for part in parts):
@@ -146,6 +151,13 @@ class _Watch:
         if call == 0:
             norm = float(real_rows(golden, self._keep).to(torch.float64).norm())
             self.found.sketches[key] = (sketch_of(real_rows(tensor, self._keep)), norm)
+
+    def _compare_sketches(self, pair: Pair, records: list[Record], tensor: Tensor) -> None:
+        parts = self.pairing.correspondence.split_output(pair.module, tensor) if len(records) > 1 else [tensor]
+        error = sketched_error(self.recorded.golden, records, parts)
+        key = (pair.module, self._step)
+        if error is not None and error >= self.found.end_to_end.get(key, 0.0):
+            self.found.end_to_end[key], self.found.dtypes[key] = error, tensor.dtype
 
     def _comparable(self, tensor: Tensor) -> Tensor:
         """Without padding and without tokens that already went to other experts than the golden's."""
@@ -174,6 +186,8 @@ class _Watch:
 
     def logits(self, output: Any, record: Record) -> None:
         """Count the root's logits [B, S, vocabulary], if it returns any."""
+        if self.recorded.golden.detail != "full":
+            return
         golden = getattr(self.recorded.golden.value(record.outputs), "logits", None)
         mine = getattr(output, "logits", None)
         if not isinstance(golden, Tensor) or not isinstance(mine, Tensor) or golden.dim() != 3:

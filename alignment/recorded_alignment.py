@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate
+from porter.alignment.diagnosis import drift_of
+from porter.alignment.hypotheses.catalogue import explain
 from porter.alignment.lanes import real
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import first_tensor, relative
@@ -23,6 +25,9 @@ from porter.alignment.verdict import Drifted, coverage, first_of, verdict_of
 from porter.errors import PorterError
 from porter.golden.format import dtype_of
 from porter.golden.store import Golden
+
+CAUSES_FOR = 3
+"""How many drifting modules are diagnosed."""
 
 
 def align_recorded(
@@ -58,6 +63,9 @@ def align_recorded(
         result = replayer.replay(pair)
         report.modules += ends.joined(pair, list(rows_of(result, None)))
         drifts += drifts_of(result)
+        if result.drifted and len({drifted.drift.module for drifted in drifts}) <= CAUSES_FOR:
+            drift = drift_of(replayer, result, ())
+            report.causes += [] if drift is None else explain(drift)
         if result.compared:
             compared.update(pair.sources)
         else:

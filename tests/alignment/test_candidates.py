@@ -142,3 +142,25 @@ def test_unlike_directories_are_refused(dense: Any, tmp_path: Path) -> None:
     (broken / "config.json").write_text((folder / "checkpoint" / "config.json").read_text())
     with pytest.raises(PorterError, match="transformers cannot load"):
         align(golden, broken)
+
+
+@pytest.mark.parametrize("name", [None, "interleave_rope"])
+def test_sketched_golden_compares_weights_and_the_free_run(dense: Any, tmp_path: Path, name: str | None) -> None:
+    model, _, _ = dense
+    golden = golden_of(model, tmp_path / "sketch", rows=32, detail="sketch")
+    candidate = bfloat16(model)
+    module = FAULTS[name](candidate) if name else None
+    report = align(golden, candidate)
+    jsonschema.validate(report.to_json(), SCHEMA)
+    assert report.verdict == ("drift" if name else "aligned"), report.first_drift
+    if name:
+        # Without replay the first output that is wrong names the place: a child of the module that fed it wrongly.
+        assert report.first_drift is not None and report.first_drift.module.startswith(str(module))
+    assert any("sketch" in skipped.why for skipped in report.coverage.skipped)
+
+
+def test_statistics_alone_are_not_enough(dense: Any, tmp_path: Path) -> None:
+    model, _, _ = dense
+    report = align(golden_of(model, tmp_path / "stats", detail="stats"), bfloat16(model))
+    assert report.verdict == "incomparable"
+    assert align(golden_of(model, tmp_path / "stats", detail="stats"), bfloat16(model), passes="weights").aligned
