@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.budget import Verdict, judged_exact, judged_native
+from porter.alignment.budget import EXACT, Verdict, judged_exact, judged_native
 from porter.alignment.calls import Call, Recorded, source_module
 from porter.alignment.forced_children import force_alike, force_holding_weights
 from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
@@ -78,7 +78,7 @@ class Replayer:
             result.candidate_exact = self.run_exact(mine, result.calls)
         except CANNOT_RUN as error:
             result.why = f"cannot run in float64, judged in its own precision alone: {line_of(error)}"
-        tolerance = 1e-6 * _position_scale(result.calls)
+        tolerance = EXACT * _position_scale(result.calls)
         result.exact = [
             judged_exact(seen.tensors, oracle.tensors, cost, tolerance)
             for seen, oracle in zip(result.candidate_exact, result.oracle, strict=False)
