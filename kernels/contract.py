@@ -198,3 +198,6 @@ class Provider(Protocol):
 
     def implementation(self, name: str, variant: str) -> Implementation | None:
         """The kernel of an Op; None when there is none."""
+
+    def prepare(self) -> None:
+        """Load what the kernels need now; a failure shows as a refusal of every later call."""

@@ -22,7 +22,7 @@ def register_library(registry: OpRegistry) -> None:
     """
     if registry.library is not None:
         return
-    registry.library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    registry.library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for op in registry.ops.values():
         if not _defined(op):
             _define(op, registry, registry.library)
@@ -43,9 +43,9 @@ def _defined(op: Op) -> bool:
 
 def _define(op: Op, registry: OpRegistry, library: torch.library.Library) -> None:
     qualified = f"{NAMESPACE}::{op.qualified}"
-    library.define(op.qualified + op.schema)  # type: ignore[no-untyped-call]
+    library.define(op.qualified + op.schema)
     implementation = _implementation(op, registry)
-    library.impl(op.qualified, implementation, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    library.impl(op.qualified, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, op.fake, lib=library)
 
 

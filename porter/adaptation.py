@@ -144,7 +144,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
 
 
 def adapt(
-    model: str,
+    model: str | Path,
     target: str = "cpu",
     *,
     scheme: str | None = None,
@@ -162,7 +162,7 @@ def adapt(
     `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
     when the proof or a kernel's check fails or, with `strict`, when an Op has no native provider.
     """
-    port = plan_port(model, target, scheme=scheme, dtype=dtype)
+    port = plan_port(str(model), target, scheme=scheme, dtype=dtype)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
     if strict and fallbacks:
         raise Refusal(f"--strict: no native provider for {', '.join(fallbacks)}")

@@ -43,10 +43,10 @@ class ContiguousLayer(CacheLayerMixin):
         start, end = self.length, self.length + key_states.shape[-2]
         if end > self.max_length:
             raise IndexError(f"the key-value cache holds {self.max_length} tokens; {end} were given")
-        self.keys[:, :, start:end] = key_states
-        self.values[:, :, start:end] = value_states
+        self.keys.narrow(2, start, end - start).copy_(key_states)
+        self.values.narrow(2, start, end - start).copy_(value_states)
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(keys after the next update, offset of the first)."""

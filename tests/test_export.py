@@ -32,7 +32,8 @@ ids = torch.tensor([[5, 7, 11, 13, 17]])
 with torch.no_grad():
     logits = model(ids).logits[0, -1].double().tolist()
 tokens = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0].tolist()
-providers = sorted({p for m in model.modules() for c in vars(m).values() if type(c).__name__ == "OpCall" for p in c.calls})
+calls = [c for m in model.modules() for c in vars(m).values() if type(c).__name__ == "OpCall"]
+providers = sorted({provider for call in calls for provider in call.calls})
 print(json.dumps({"logits": logits, "tokens": tokens, "providers": providers}))
 """
 

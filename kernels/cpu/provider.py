@@ -86,7 +86,12 @@ class CpuProvider:
         if found is None:
             return None
         accepts, make = found
-        return Implementation(make(self.library), self._when_loaded(accepts), MEASURED)
+        guarded = accepts if self.library.loaded else self._when_loaded(accepts)
+        return Implementation(make(self.library), guarded, MEASURED)
+
+    def prepare(self) -> None:
+        """Compile and load now, so that calls bound afterwards need not ask whether that happened."""
+        self.library.load()
 
     def _when_loaded(self, accepts: Accepts) -> Accepts:
         library = self.library
