@@ -40,7 +40,7 @@ class AttentionForward(_Attributes):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_sizes, dim=-1)
+        query, key, value = self.qkv_proj(hidden_states).split_with_sizes(self.qkv_sizes, dim=-1)
         query, key = query.view(shape).transpose(1, 2), key.view(shape).transpose(1, 2)
         value = value.view(shape).transpose(1, 2)
         query, key = self.rope(query, key, *position_embeddings)
@@ -62,7 +62,7 @@ class NormedAttentionForward(_Attributes):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query, key, value = self.qkv_proj(hidden_states).split(self.qkv_sizes, dim=-1)
+        query, key, value = self.qkv_proj(hidden_states).split_with_sizes(self.qkv_sizes, dim=-1)
         query, key = self.q_norm(query.view(shape)), self.k_norm(key.view(shape))
         value = value.view(shape).transpose(1, 2)
         query, key = self.rope(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
