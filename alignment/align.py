@@ -48,6 +48,7 @@ class Findings:
     flips: int = 0
     benign: int = 0
     tokens: Tokens | None = None
+    unjudged: bool = False
 
     @property
     def routing(self) -> Routing | None:
@@ -173,9 +174,11 @@ def _free(findings: Findings, free: FreePass, replayed: bool) -> None:
         if not replayed or free.replays_nothing:
             findings.compared |= free.compared
     findings.skipped += free.skipped
+    findings.unjudged |= free.unjudged
 
 
 def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
+    findings.unjudged |= result.failed
     rows = list(rows_of(result, replayer.candidate.get_submodule(result.pair.module)))
     if result.drifted and _brought_by_a_child(findings, replayer, result):
         rows = [replace(row, status="inherited") if row.status == "drift" else row for row in rows]
@@ -215,7 +218,7 @@ def _report(
     covered = coverage(candidate.model, pairing, compared, asked, findings.skipped)
     order: dict[str, Pair] = pairing.by_module
     return Report(
-        verdict=verdict_of(findings.drifts, covered),
+        verdict=verdict_of(findings.drifts, covered, findings.unjudged),
         first_drift=first_of(findings.drifts),
         causes=sorted(findings.causes, key=lambda cause: -cause.confidence),
         tokens=findings.tokens,

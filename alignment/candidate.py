@@ -198,7 +198,7 @@ def _from_python(file: Path, function: str) -> nn.Module:
         built = build()
     except PorterError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PorterError(f"{file}:{function}: failed with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from porter.alignment.budget import least
 from porter.alignment.candidate import compute_dtype
-from porter.alignment.free_run import FreeErrors, Key, baseline_run, limit, run_whole, sketch_of
+from porter.alignment.free_run import FreeErrors, Key, exact_baseline, limit, rounded_baseline, run_whole, sketch_of
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
 from porter.alignment.replay import CANNOT_RUN, Replayer
@@ -33,7 +33,10 @@ class FreePass:
         self._replayed: dict[Key, Tensor] = {}
         self.skipped: list[Skipped] = []
         self.tokens: Tokens | None = None
-        self._free, self._baseline = FreeErrors(), FreeErrors()
+        self._free = FreeErrors()
+        self._baselines: list[FreeErrors] = []
+        self.unjudged = False
+        """Whether the free run failed, or has no measured limit though the source is there: nothing is aligned then."""
 
     def remember(self, result: ModuleResult) -> None:
         """Keep a sketch of what a module gave in the replay."""
@@ -53,18 +56,29 @@ class FreePass:
                 replayer.candidate, replayer.recorded, self._pairs, replayer.pairing, lambda pair: (pair.module,)
             )
         except PorterError as error:
+            self.unjudged = True
             self.skipped.append(Skipped("", f"free run: {error}"))
             return False
         except CANNOT_RUN as error:
+            self.unjudged = True
             self.skipped.append(Skipped("", f"free run: the candidate fails: {type(error).__name__}: {error}"))
             return False
         self.tokens = self._free.tokens.result()
         if replayer.source is not None:
-            try:
-                self._baseline = baseline_run(replayer, self._pairs)
-            except CANNOT_RUN as error:
-                self.skipped.append(Skipped("", f"free run of the source: {type(error).__name__}: {error}"))
+            self._measure_growth()
         return True
+
+    def _measure_growth(self) -> None:
+        """Run the source whole, rounded and exactly; either run alone gives a limit."""
+        failures = []
+        for baseline in (rounded_baseline, exact_baseline):
+            try:
+                self._baselines.append(baseline(self._replayer, self._pairs))
+            except CANNOT_RUN as error:
+                failures.append(f"{type(error).__name__}: {error}")
+        self.unjudged = not self._baselines
+        if self.unjudged:
+            self.skipped.append(Skipped("", f"free run: no limit, the source fails: {'; '.join(failures)}"))
 
     @property
     def replays_nothing(self) -> bool:
@@ -103,11 +117,11 @@ class FreePass:
         return found, faults
 
     def _limit(self, key: Key) -> float | None:
-        if not self._baseline.end_to_end:
+        if not self._baselines:
             return None
         # A router that returns float32 still inherits the rounding of the activations that it is given.
         coarser = max(self._free.dtypes[key], compute_dtype(self._replayer.candidate), key=least)
-        return limit(self._baseline, key, coarser, SLACK * self._replayer.factor)
+        return limit(self._baselines, key, coarser, SLACK * self._replayer.factor)
 
     def _inherited(self, key: Key) -> float | None:
         replayed, free = self._replayed.get(key), self._free.sketches.get(key)

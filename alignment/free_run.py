@@ -7,7 +7,7 @@ beyond that growth, before anything that the replay found, is a fault of state (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from porter.alignment.calls import Recorded, mapped, new_cache
 from porter.alignment.lanes import natively, real
 from porter.alignment.observation import first_tensor, relative, same_shape
 from porter.alignment.pairing import Pair, Pairing
+from porter.alignment.precision_swap import exact
 from porter.alignment.replay import Replayer
 from porter.alignment.routing import choice_of
 from porter.alignment.sketched import sketched_error
@@ -203,16 +204,32 @@ def real_rows(tensor: Tensor, keep: Tensor | None) -> Tensor:
     return tensor if keep is None else real(tensor, keep.to(tensor.device))
 
 
-def limit(baseline: FreeErrors, key: Key, dtype: torch.dtype, slack: float) -> float:
-    """The end-to-end error that rounding explains: `slack` times what the source itself makes in that precision."""
-    return slack * max(baseline.end_to_end.get(key, 0.0), least(dtype))
+def limit(baselines: Sequence[FreeErrors], key: Key, dtype: torch.dtype, slack: float) -> float:
+    """The end-to-end error that rounding explains: `slack` times the largest that the source itself makes."""
+    grown = max((baseline.end_to_end.get(key, 0.0) for baseline in baselines), default=0.0)
+    return slack * max(grown, least(dtype))
 
 
-def baseline_run(replayer: Replayer, pairs: dict[str, Pair]) -> FreeErrors:
+def rounded_baseline(replayer: Replayer, pairs: dict[str, Pair]) -> FreeErrors:
     """The source whole in the candidate's precision, activations rounded where the candidate's scheme rounds them."""
     source = replayer.source
     assert source is not None, "asked for only where there is a source"
     with replayer.rounding_activations(source):
-        return run_whole(
-            source, replayer.recorded, pairs, replayer.pairing, lambda pair: pair.sources, replayer.rounded(source)
-        )
+        return _source_run(replayer, pairs, source, replayer.rounded(source))
+
+
+def exact_baseline(replayer: Replayer, pairs: dict[str, Pair]) -> FreeErrors:
+    """The source whole in float64: how far rounding took the golden itself.
+
+    Where golden and candidate share dtype and implementation, the rounded source repeats the golden bit for bit, and
+    only this run shows how rounding grows.
+    """
+    source = replayer.source
+    assert source is not None, "asked for only where there is a source"
+    return _source_run(replayer, pairs, source, exact(source))
+
+
+def _source_run(
+    replayer: Replayer, pairs: dict[str, Pair], source: nn.Module, precision: AbstractContextManager[Any]
+) -> FreeErrors:
+    return run_whole(source, replayer.recorded, pairs, replayer.pairing, lambda pair: pair.sources, precision)

@@ -23,6 +23,8 @@ class ModuleResult:
     flips: list[Flips | None] = field(default_factory=list)
     why: str = ""
     """Why a lane, or the whole replay, is missing."""
+    failed: bool = False
+    """Whether the candidate raised where it was called as recorded."""
     candidate_exact: list[Seen] = field(default_factory=list)
     candidate_native: list[Seen] = field(default_factory=list)
     oracle: list[Seen] = field(default_factory=list)

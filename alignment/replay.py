@@ -54,7 +54,7 @@ class Replayer:
             if force_alike(self.pairing, result):
                 result.candidate_native = run_calls(mine, result.calls, natively)
         except CANNOT_RUN as error:
-            result.why = f"the candidate cannot be called as recorded: {line_of(error)}"
+            result.why, result.failed = f"the candidate cannot be called as recorded: {line_of(error)}", True
             return result
         self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
         if theirs is None:

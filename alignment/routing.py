@@ -53,7 +53,7 @@ def choice_of(module: nn.Module, output: Any) -> tuple[Choice | None, Observatio
         (p for p in parts if p is not weights and p.is_floating_point() and p.dim() == 2 and p.shape[0] == tokens), None
     )
     count = int(logits.shape[1]) if logits is not None else _count(module, experts)
-    dense = torch.zeros(tokens, count, dtype=weights.dtype, device=weights.device).scatter_(1, experts, weights)
+    dense = weights.new_zeros(tokens, count).scatter_(1, experts, weights)
     found = {COMBINE: dense}
     if logits is not None:
         found = {LOGITS: logits.detach().clone(), **found}

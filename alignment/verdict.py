@@ -92,11 +92,12 @@ def _inside(owner: str, compared: Collection[str]) -> bool:
     return bool(owner) and owner.rpartition(".")[0] in compared
 
 
-def verdict_of(drifts: Sequence[Drifted], covered: Coverage) -> str:
-    """`drift` where anything is over its budget; `incomparable` below the coverage needed; else `aligned`."""
+def verdict_of(drifts: Sequence[Drifted], covered: Coverage, unjudged: bool = False) -> str:
+    """`drift` where anything is over its budget; `incomparable` below the coverage needed, or where a pass that was
+    asked for had nothing to judge by (`unjudged`); else `aligned`."""
     if drifts:
         return "drift"
-    return "incomparable" if covered.parameters < NEEDED else "aligned"
+    return "incomparable" if unjudged or covered.parameters < NEEDED else "aligned"
 
 
 def first_of(drifts: Sequence[Drifted]) -> FirstDrift | None:

@@ -14,7 +14,7 @@ from porter.cli.output import JsonOption, emit
 
 def bench(
     directory: Annotated[Path, typer.Argument(help="Directory that `porter adapt` wrote.")],
-    against: Annotated[Path | None, typer.Option(help="Original checkpoint, under plain transformers.")] = None,
+    against: Annotated[str | None, typer.Option(help="Original checkpoint, under plain transformers.")] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 32,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated.")] = 64,
     repeats: Annotated[int, typer.Option(help="Timed repeats after one warm-up.")] = 3,
@@ -30,10 +30,14 @@ def bench(
     from porter.adaptation import plan_port
     from porter.benchmark import plain_models, time_plain, time_port
     from porter.errors import PorterError
+    from porter.original import original_directory
     from porter.runtime import load, read_manifest
 
     if min(prompt_tokens, repeats) < 1 or new_tokens < 2:
         raise PorterError("--prompt-tokens and --repeats must be at least 1, --new-tokens at least 2")
+    if threads < 0:
+        raise PorterError(f"--threads {threads}: must be at least 1, or 0 for torch's choice")
+    source = original_directory(against) if against else None
     if threads:
         torch.set_num_threads(threads)
     model = load(directory)
@@ -43,7 +47,7 @@ def bench(
     ids = torch.randint(0, model.config.vocab_size, (1, prompt_tokens), generator=generator)
     label = f"porter {manifest['scheme']}"
     rows = [time_port(label, model, ids, new_tokens, repeats, plan.bytes_read_per_token)]
-    for name, plain in (plain_models(against) if against else {}).items():
+    for name, plain in (plain_models(source) if source else {}).items():
         rows.append(time_plain(name, plain, ids, new_tokens, repeats))
     best = min((r.time_per_output_token for r in rows[1:]), default=None)
     result: dict[str, Any] = {
@@ -56,7 +60,7 @@ def bench(
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:
-    table = Table("", "TTFT ms", "TPOT ms", "tokens/s", "peak MB", "MB read/token", "of roofline")
+    table = Table("", "TTFT ms", "TPOT ms", "tokens/s", "process peak MB", "MB read/token", "of roofline")
     for row in result["timings"]:
         read, share = row["bytes_read_per_token"], row["share_of_roofline"]
         table.add_row(

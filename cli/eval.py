@@ -13,7 +13,7 @@ from porter.cli.output import JsonOption, emit
 
 def evaluate(
     directory: Annotated[Path, typer.Argument(help="Directory that `porter adapt` wrote.")],
-    against: Annotated[Path, typer.Option(help="Original checkpoint directory.")],
+    against: Annotated[str, typer.Option(help="Original checkpoint directory.")],
     text: Annotated[Path, typer.Option(help="UTF-8 text file.")],
     tokens: Annotated[int, typer.Option(help="Most tokens to compare.")] = 2048,
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
@@ -23,10 +23,9 @@ def evaluate(
 
     Example: porter eval port --against checkpoint --text benchmarks/evaluation_text.txt
     """
-    from transformers import AutoModelForCausalLM
-
     from porter.errors import PorterError
     from porter.evaluation import evaluate as compare
+    from porter.original import original_directory, original_model
     from porter.runtime import load
     from porter.tokenization import encode, tokenizer_of
 
@@ -34,9 +33,14 @@ def evaluate(
         raise PorterError("--tokens and --window must be at least 2")
     if not text.is_file():
         raise PorterError(f"{text}: not found; name a UTF-8 text file")
+    source = original_directory(str(against))
     candidate = load(directory)
-    reference = AutoModelForCausalLM.from_pretrained(against, dtype="auto", local_files_only=True).eval()
+    reference = original_model(source)
+    if candidate.config.vocab_size != reference.config.vocab_size:
+        raise PorterError(f"--against {against}: its vocabulary differs from {directory}'s; name the port's original")
     ids = encode(tokenizer_of(directory), text.read_text(encoding="utf-8"))[0, :tokens]
+    if ids.numel() < 2:
+        raise PorterError(f"{text}: holds {ids.numel()} tokens; at least 2 are needed")
     result: dict[str, Any] = compare(candidate, reference, ids, window).to_json()
     emit(result, json_output, lambda console: _render(console, result))
     return 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from porter.errors import PorterError
+from porter.loaded import refuse_made_up
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -64,17 +65,9 @@ def load_source(directory: Path, dtype: str, device: torch.device, trust_remote_
         hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
         raise PorterError(f"{directory}: the model cannot be loaded: {_first_line(error)}{hint}") from error
     model, information = loaded
-    _refuse_made_up(directory, information)
+    refuse_made_up(directory, information, ignore=("unexpected_keys",))
     placed: nn.Module = model.to(device).eval()
     return placed
-
-
-def _refuse_made_up(directory: Path, loaded: dict[str, Any]) -> None:
-    for field in ("missing_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in loaded.get(field, ()))
-        if names:
-            what = "not in the checkpoint" if field == "missing_keys" else "of another shape in the checkpoint"
-            raise PorterError(f"{directory}: {len(names)} parameters are {what}, first {names[0]}; wrong config.json?")
 
 
 def _first_line(error: Exception) -> str:

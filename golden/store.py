@@ -22,6 +22,7 @@ from porter.golden.format import (
     TENSORS,
     Record,
     Stored,
+    content_digest,
     dtype_of,
     host_bytes,
     read_json,
@@ -77,7 +78,7 @@ class Golden:
             raise PorterError(f"{path}/{MANIFEST}: schema is {manifest.get('schema')!r}, expected {SCHEMA!r}")
         index = _read_index(path)
         records, ends, whole = _read_records(path, index)
-        if complete and not whole:
+        if complete and (not whole or len(records) != manifest.get("records")):
             raise PorterError(
                 f"{path}: {RECORDS} or {TENSORS} is damaged after {len(records)} records; record it again"
             )
@@ -159,6 +160,8 @@ class Golden:
                 file.seek(stored.offset)
                 if file.readinto(host_bytes(buffer)) != stored.bytes:
                     raise PorterError(f"{self.path}/{TENSORS}: ends inside tensor {stored.id}; record the golden again")
+        if stored.digest.startswith("sha256:") and content_digest(host_bytes(buffer)) != stored.digest:
+            raise PorterError(f"{self.path}/{TENSORS}: tensor {stored.id} was changed; record the golden again")
         return buffer.view(dtype_of(stored.dtype)).view(stored.shape)
 
     def _decode_tensor(self, node: Node) -> Tensor:

@@ -6,7 +6,6 @@ whatever a crash leaves behind, a record on disk never names a tensor that is no
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from porter.golden.format import (
     TENSORS,
     Record,
     Stored,
+    content_digest,
     dtype_name,
     host_bytes,
     read_json,
@@ -40,11 +40,6 @@ _FLUSH_LINES = 4096
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 _RECORD_FIELDS = tuple(field.name for field in fields(Record))
 _BUFFER = 1 << 20
-
-
-def content_digest(content: memoryview) -> str:
-    """SHA-256 of the bytes, cut to 128 bits: no two of 2**40 tensors of a golden share one but with odds of 2**-49."""
-    return "sha256:" + hashlib.sha256(content).hexdigest()[:32]
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

@@ -22,6 +22,18 @@ from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes
 from porter.quantization import scheme_named
 
+UNBUILDABLE = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+"""What transformers raises when a config's fields contradict each other."""
+
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -67,7 +79,12 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
         # A preset's code and plan do not depend on how its published weights are stored.
         del config.quantization_config
     family = family_of(config.model_type)
-    source = family.port(config, "cpu")
+    try:
+        source = family.port(config, "cpu")
+    except UNBUILDABLE as error:
+        where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
+        reason = str(error).strip().partition("\n")[0]
+        raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
     float_dtype = _float_dtype(chosen.name, dtype, config)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config)

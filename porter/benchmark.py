@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from porter.generation import generate
+from porter.original import original_model
 
 STREAM_BYTES = 256 << 20
 
@@ -93,9 +94,7 @@ def time_plain(label: str, model: Any, input_ids: torch.Tensor, new_tokens: int,
 
 def plain_models(directory: Path) -> dict[str, Any]:
     """The original checkpoint under plain transformers, in float32 and bfloat16."""
-    from transformers import AutoModelForCausalLM
-
     return {
-        name: AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True).eval()
+        name: original_model(directory, dtype)
         for name, dtype in (("transformers fp32", torch.float32), ("transformers bf16", torch.bfloat16))
     }

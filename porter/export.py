@@ -205,9 +205,9 @@ def _readme(port: Port) -> str:
     return f"""# {port.reference.name}, ported to {port.chip.name}
 
 ```python
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained("{{this directory}}", trust_remote_code=True, dtype="auto")
-print(model.generate(input_ids, max_new_tokens=32))
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True, dtype="auto")
+print(model.generate(AutoTokenizer.from_pretrained(".")("Once upon", return_tensors="pt").input_ids, max_new_tokens=32))
 ```
 
 Needs torch, transformers {transformers.__version__.rsplit(".", 1)[0]} and safetensors; porter is not needed. The
