@@ -48,6 +48,7 @@ def align(
         check_output(path)
     from porter.alignment.align import align as compare
     from porter.alignment.report_terminal import print_report
+    from porter.certificate import certify
 
     with progress("aligning") as advance:
         report = compare(
@@ -64,6 +65,8 @@ def align(
         )
     result: dict[str, Any] = report.to_json()
     write_reports(result, html, junit)
+    if passes == "all" and modules is None and certify(Path(candidate), str(golden), result):
+        say(f"entered into {candidate}/alignment.json")
     emit(result, json_output, lambda console: print_report(result, console))
     return ALIGNED if result["verdict"] == "aligned" else NOT_ALIGNED
 

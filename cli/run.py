@@ -36,6 +36,8 @@ def run(
     input_ids = encode(tokenizer, prompt)
     tokens: list[int] = []
     printed = ""
+    if stream and not json_output:
+        typer.echo(prompt, nl=False)
     seconds = []
     for step in generate(model, input_ids, new_tokens, stop=stop_tokens(model)):
         tokens.append(int(step.tokens[0]))
@@ -56,6 +58,7 @@ def run(
         "fallbacks": fallbacks,
     }
     emit(result, json_output, lambda console: typer.echo(text[len(printed) :] if stream else prompt + text))
-    for op, reason in sorted({(f"{r['op']}/{r['variant']}", str(r["fallbacks"])) for r in fallbacks}):
-        typer.echo(f"fallback to the reference: {op} {reason}", err=True)
+    reasons = {(f"{r['op']}/{r['variant']}", f["provider"], f["reason"]) for r in fallbacks for f in r["fallbacks"]}
+    for op, provider, reason in sorted(reasons):
+        typer.echo(f"fallback to the reference: {op}: {provider} {reason}", err=True)
     return 0

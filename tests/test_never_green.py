@@ -99,3 +99,12 @@ def test_configs_that_cannot_be_built_are_named(random_checkpoint: Make, tmp_pat
     with pytest.raises(PorterError, match=r"config\.json: no model can be built from it"):
         porter.adapt(original, "cpu", output=tmp_path / "port")
     assert not (tmp_path / "port").exists()
+
+
+def test_an_alignment_is_entered_into_the_certificate(pair: tuple[Path, Path]) -> None:
+    golden, port = pair
+    assert run(["align", str(golden), str(port)]) == 0
+    certificate = json.loads((port / "alignment.json").read_text())
+    assert certificate["alignment"]["verdict"] == "aligned" and certificate["alignment"]["golden"] == str(golden)
+    assert certificate["proof"]["bound"] == 1e-9
+    porter.load(port)

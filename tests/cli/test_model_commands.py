@@ -36,7 +36,7 @@ def test_adapt_run_eval_bench(porter: Any, tmp_path: Path) -> None:
     status, ran, _ = porter("run", port, "The ", "--new-tokens", "5", "--json")
     assert status == 0 and 1 <= len(ran["tokens"]) <= 5
     status, text, _ = porter("run", port, "The ", "--new-tokens", "5", "--stream")
-    assert status == 0 and text.strip() == ran["text"].strip()
+    assert status == 0 and text.strip() == ("The " + ran["text"]).strip()
 
     original = json.loads((port / "port.json").read_text())["source"]["model"]
     from porter.models.presets import shipped_directory
