@@ -179,6 +179,10 @@ def adapt(
     `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
     when the proof or a kernel's check fails or, with `strict`, when an Op has no native provider.
     """
+    known = {name for op in default_registry().ops for name in (op[0], "/".join(op))}
+    unknown = [name for name in reference_only if name not in known]
+    if unknown:
+        raise PorterError(f"--reference-only {unknown[0]}: is no Op; see `porter chips cpu --ops`")
     port = plan_port(str(model), target, scheme=scheme, dtype=dtype)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
     if strict and fallbacks:

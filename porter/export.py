@@ -22,7 +22,7 @@ from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.errors import PorterError
 from porter.models.modelling_source import upstream_diff
 from porter.models.port import source_on_meta
-from porter.recipe import TensorRecipe, recipes
+from porter.recipe import TensorRecipe, consumed, recipes
 
 CARRIED = (
     "generation_config.json",
@@ -84,6 +84,7 @@ def export(
     checkpoint = Checkpoint.open(weights)
     ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied)
+    _refuse_other_than_floats(checkpoint, consumed(plan))
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
     convert(
@@ -98,6 +99,18 @@ def export(
     _write_files(writer.directory, port, {n: str(d) for n, d in checkpoint.digests().items()}, weights, reference_only)
     writer.finish()
     return dataclasses.replace(port, directory=output)
+
+
+def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:
+    """Integers and 8-bit floats are codes of quantized weights: without their scales they mean nothing."""
+    for name in sorted(names):
+        info = checkpoint.info(name)
+        dtype = info.torch_dtype
+        if dtype is None or not dtype.is_floating_point or dtype.itemsize < 2:
+            raise PorterError(
+                f"{checkpoint.directory / info.shard}: tensor {name} is {info.dtype}: quantized weights are not read "
+                "yet; give the checkpoint in bf16 or fp32"
+            )
 
 
 def _without_tied(plan: list[TensorRecipe], port: Port) -> list[TensorRecipe]:

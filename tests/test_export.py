@@ -137,6 +137,19 @@ def test_nothing_is_overwritten(random_checkpoint: Make, tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "port").iterdir()] == ["notes.txt"]
 
 
+def test_quantized_weights_without_their_scales_are_refused(random_checkpoint: Make, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    original = random_checkpoint("qwen3")
+    tensors = load_file(original / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj.weight"
+    for dtype in (torch.int32, torch.float8_e4m3fn):
+        save_file(tensors | {name: tensors[name].to(dtype)}, original / "model.safetensors", {"format": "pt"})
+        with pytest.raises(PorterError, match=rf"tensor {name} is .*quantized weights are not read"):
+            porter.adapt(original, "cpu", output=tmp_path / "port")
+    assert not (tmp_path / "port").exists()
+
+
 def test_a_preset_ports_code_and_recipe(tmp_path: Path) -> None:
     port = porter.adapt("qwen3-0.6b", "cpu", output=tmp_path / "port")
     assert port.directory is not None and not list(port.directory.glob("*.safetensors"))
@@ -146,6 +159,7 @@ def test_a_preset_ports_code_and_recipe(tmp_path: Path) -> None:
 
 
 REFUSED = [
+    ({"target": "cpu", "reference_only": ("rms",)}, r"--reference-only rms: is no Op"),
     ({"target": "ascend"}, r"--target ascend: porter has no op provider for ascend-910b yet"),
     ({"target": "cpu", "scheme": "fp8"}, r"fp8"),
     ({"target": "cpu", "scheme": "bf16", "dtype": "fp32"}, r"--dtype fp32 contradicts --scheme bf16"),

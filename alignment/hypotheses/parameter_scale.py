@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -72,6 +73,8 @@ def _blocks(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
 def _offset(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     source, candidate = parameter.source, parameter.candidate
     offset = float((candidate - source).mean())
+    if not math.isfinite(offset):
+        return
     after = relative(source + offset, candidate)
     rounded = round(offset)
     if abs(rounded) == 1 and abs(offset - rounded) < 1e-3 and source.dim() == 1:
