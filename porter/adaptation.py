@@ -152,7 +152,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
         chip_memory_bytes=memory,
         fits=None if memory is None else weight_bytes < memory,
         tokens_per_second=None if bandwidth is None else bandwidth / read,
-        ops=op_plans(model, chip.name),
+        ops=op_plans(model, chip),
         ported=tuple(
             {"class": c.name, "rewrite": c.candidate.rewrite, "variant": c.candidate.variant, "proof_error": c.error}
             for c in source.classes
@@ -196,7 +196,7 @@ def adapt(
     from porter.export import export
 
     native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
-    checks = check_kernels(default_registry(), port.chip.name, native, port.dtype)
+    checks = check_kernels(default_registry(), port.chip, native, port.dtype)
     return export(
         dataclasses.replace(port, checks=checks),
         Path(output),

@@ -8,8 +8,9 @@ from itertools import islice
 
 import torch
 
+from porter.chips.catalogue import Chip
 from porter.errors import Refusal
-from porter.kernels.registry import DEFAULT_PROVIDERS, OpRegistry
+from porter.kernels.registry import OpRegistry
 from porter.kernels.verification import verify
 
 CASES = 12
@@ -29,7 +30,7 @@ class KernelCheck:
 
 
 def check_kernels(
-    registry: OpRegistry, chip: str, ops: Iterable[tuple[str, str]], dtype: torch.dtype
+    registry: OpRegistry, chip: Chip, ops: Iterable[tuple[str, str]], dtype: torch.dtype
 ) -> tuple[KernelCheck, ...]:
     """Run the first provider's kernel of each Op over the Op's own cases against the float64 oracle.
 
@@ -39,7 +40,7 @@ def check_kernels(
     results = []
     for name, variant in ops:
         op = registry.op(name, variant)
-        found = registry.resolve(name, variant, chip, DEFAULT_PROVIDERS).implementations
+        found = registry.resolve(name, variant, chip.name, chip.providers).implementations
         if not found:
             continue
         provider, kernel = found[0]

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from porter.chips.catalogue import Chip
 from porter.kernels.dispatch import op_calls
-from porter.kernels.registry import DEFAULT_PROVIDERS, REFERENCE, default_registry
+from porter.kernels.registry import REFERENCE, default_registry
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
 
@@ -84,12 +85,12 @@ def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
     return total
 
 
-def op_plans(model: nn.Module, chip: str) -> tuple[OpPlan, ...]:
+def op_plans(model: nn.Module, chip: Chip) -> tuple[OpPlan, ...]:
     """For each distinct Op of `model`: the first provider with a kernel on `chip`, its evidence, and who refused."""
     registry = default_registry()
     plans = {}
     for _, call in op_calls(model):
-        resolution = registry.resolve(call.name, call.variant, chip, DEFAULT_PROVIDERS)
+        resolution = registry.resolve(call.name, call.variant, chip.name, chip.providers)
         provider, evidence = REFERENCE, "reference"
         if resolution.implementations:
             provider, implementation = resolution.implementations[0]

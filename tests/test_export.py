@@ -172,3 +172,9 @@ def test_refusals(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(PorterError, match=message) as raised:
         porter.adapt("qwen3-0.6b", **arguments)  # type: ignore[arg-type]
     assert not isinstance(raised.value, Refusal) and "\n" not in str(raised.value)
+
+
+def test_evidence_is_that_of_the_chip_planned_for() -> None:
+    """The kernels were measured on x86: a plan for another chip must not show that rung."""
+    plan = porter.adapt("qwen3-0.6b", "cpu-arm64", plan=True).plan
+    assert {op.provider for op in plan.ops} == {"reference"}
