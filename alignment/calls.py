@@ -223,7 +223,8 @@ def filled_cache(config: Any, call: Call, dtype: torch.dtype) -> Any:
         tensor = first_tensor([*call.args, *call.kwargs.values()])
         rows = 1 if tensor is None else tensor.shape[0]
         zeros = torch.zeros(rows, 1, call.past, 1, dtype=dtype)
-        for index in range(len(cache.layers) or 1):
+        # Layers of recurrent states hold no keys and tell no length.
+        for index in [i for i, each in enumerate(cache.layers) if hasattr(each, "update")] if cache.layers else [0]:
             cache.update(zeros, zeros, index)
     return cache
 

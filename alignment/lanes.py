@@ -64,7 +64,7 @@ def run_calls(
             args, kwargs = mapped((call.args, call.kwargs), convert, _cache(side, call, caches, convert))
             if change is not None:
                 args, kwargs = change(args, kwargs)
-            if side.explicit_mask:
+            if side.explicit_mask and not _is_recurrent(side.module):
                 kwargs = with_explicit_mask(args, kwargs, call)
             recorded = call.source_forced if side.source else call.forced
             forced = {
@@ -144,6 +144,11 @@ def with_explicit_mask(args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
     lowest = torch.finfo(hidden.dtype).min
     added = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, lowest)
     return {**kwargs, "attention_mask": added}
+
+
+def _is_recurrent(module: nn.Module) -> bool:
+    """Whether a layer or its mixer is linear attention, whose mask marks padding and not the future."""
+    return "linear_attention" in (getattr(module, "layer_type", None), getattr(module, "block_type", None))
 
 
 def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Module]:
