@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,13 @@ exponentials and other orders of summation that are legitimately this far apart.
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst observed tensor of a call: its label, error and budget."""
+    """An observed tensor of a call: its label, its error, its budget, and the measured noise that the budget rests on
+    (0 where nothing was measured)."""
 
     label: str
     error: float
     budget: float
+    floor: float = 0.0
 
     @property
     def over(self) -> bool:
@@ -46,24 +49,34 @@ def judged_exact(candidate: Observation, oracle: Observation, cost: float, toler
     return max(found, key=lambda verdict: verdict.ratio, default=None)
 
 
-def judged_native(
-    candidate: Observation, oracle: Observation, rounded: Observation, factor: float, cost: float
-) -> Verdict | None:
-    """The worst tensor of the replay in the candidate's own precision.
+def measured(oracle: Observation, rounded: Sequence[Observation]) -> dict[str, float]:
+    """The noise of every tensor: the largest distance from the oracle of the source run in the candidate's precision,
+    over the legitimate ways to round that were run, and no less than the dtype allows."""
+    found = {}
+    for label, exact in oracle.items():
+        samples = [seen[label] for seen in rounded if label in seen]
+        noises = [noise for noise in (relative(sample, exact) for sample in samples) if math.isfinite(noise)]
+        if samples:
+            found[label] = max(least(samples[0].dtype), *noises, 0.0)
+    return found
 
-    `rounded` is the source run in that precision on the same inputs: its distance from the oracle is the noise that
-    the candidate may have `factor` times over.
+
+def judged_native(
+    candidate: Observation, oracle: Observation, noise: Mapping[str, float], factor: float, cost: float
+) -> list[Verdict]:
+    """Every tensor of the replay in the candidate's own precision, the worst first.
+
+    `noise` is what `measured` found on the same inputs: the candidate may err `factor` times as much. Where nothing was
+    measured the candidate's dtype alone says what it may.
     """
     found = []
     for label, exact in oracle.items():
-        if label not in candidate:
-            continue
-        floor = least(candidate[label].dtype)
-        if label in rounded:
-            noise = relative(rounded[label], exact)
-            floor = max(least(rounded[label].dtype), noise if math.isfinite(noise) else 0.0)
-        found.append(Verdict(label, relative(candidate[label], exact), factor * floor + cost))
-    return max(found, key=lambda verdict: verdict.ratio, default=None)
+        if label in candidate:
+            known = noise.get(label)
+            floor = least(candidate[label].dtype) if known is None else known
+            error = relative(candidate[label], exact)
+            found.append(Verdict(label, error, factor * floor + cost, 0.0 if known is None else floor + cost))
+    return sorted(found, key=lambda verdict: verdict.ratio, reverse=True)
 
 
 def least(dtype: torch.dtype) -> float:

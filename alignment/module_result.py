@@ -20,6 +20,8 @@ class ModuleResult:
     calls: Sequence[Call]
     exact: list[Verdict | None] = field(default_factory=list)
     native: list[Verdict | None] = field(default_factory=list)
+    tensors: list[list[Verdict]] = field(default_factory=list)
+    """Of the native lane, every tensor observed in a call."""
     flips: list[Flips | None] = field(default_factory=list)
     why: str = ""
     """Why a lane, or the whole replay, is missing."""
@@ -35,7 +37,12 @@ class ModuleResult:
         return any(v is not None for v in (*self.exact, *self.native))
 
     @property
+    def over_native(self) -> bool:
+        """Whether a call is over its budget in the native lane, or flipped an expert with margin."""
+        over = any(v is not None and v.over for v in self.native)
+        return over or any(f.excess > 0 for f in self.flips if f is not None)
+
+    @property
     def drifted(self) -> bool:
         """Whether a call is over its budget in either lane, or flipped an expert with margin."""
-        over = any(v is not None and v.over for v in (*self.exact, *self.native))
-        return over or any(bool((f.flipped & ~f.benign).any()) for f in self.flips if f is not None)
+        return self.over_native or any(v is not None and v.over for v in self.exact)

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor, nn
+
 from porter.alignment.calls import Call, child_calls, length, shapes_handed
 from porter.alignment.forcing import ForcedCall, Handed, handed, input_label
 from porter.alignment.lanes import seen_of
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, relative_name
 from porter.alignment.replay import CANNOT_RUN, Replayer, line_of
-from porter.alignment.routing import flips, score_noise
+from porter.alignment.routing import bias_rounding
 from porter.errors import PorterError
 from porter.golden.format import Record
 
@@ -45,13 +47,7 @@ class RecordedReplayer(Replayer):
         except CANNOT_RUN as error:
             result.why = f"the source cannot be replayed on the candidate's inputs: {line_of(error)}"
             return result
-        for seen, oracle, noise in zip(result.candidate_native, result.oracle, rounded, strict=True):
-            flipped = None
-            if seen.choice is not None and oracle.choice is not None:
-                limit = score_noise(theirs.module, noise.choice, oracle.choice, self.factor)
-                flipped = flips(theirs.module, seen.choice, oracle.choice, limit)
-            result.flips.append(flipped)
-            result.native.append(self.judged(seen, oracle, noise, flipped, 0.0))
+        self.judge_native(result, theirs, result.calls, rounded, 0.0)
         result.why = "recorded: judged in the precision of the recording alone"
         return result
 
@@ -107,6 +103,10 @@ class RecordedReplayer(Replayer):
             counted.append(replace(call, past=past.get(call.batch, 0)))
             past[call.batch] = past.get(call.batch, 0) + length(call.args, call.kwargs)
         return counted
+
+    def bias_noise(self, router: nn.Module) -> Tensor | None:
+        """A recording does not tell in which dtype the bias was kept: either is a legitimate reading of it."""
+        return bias_rounding(router, self.recorded.dtype)
 
     def fills_cache(self, pair: Pair) -> bool:
         """Whether the module itself, not a child, was given the cache."""

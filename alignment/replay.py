@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.budget import EXACT, Verdict, judged_exact, judged_native
+from porter.alignment.budget import EXACT, Verdict, judged_exact, judged_native, measured
 from porter.alignment.calls import Call, Recorded, source_module
 from porter.alignment.forced_children import force_alike, force_holding_weights
 from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
@@ -19,6 +20,7 @@ from porter.alignment.observation import Observation, tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
+from porter.alignment.roundings import other_roundings
 from porter.alignment.routing import COMBINE, Flips, flips, score_noise
 from porter.errors import PorterError
 from porter.kernels.dispatch import op_calls
@@ -83,22 +85,49 @@ class Replayer:
             judged_exact(seen.tensors, oracle.tensors, cost, tolerance)
             for seen, oracle in zip(result.candidate_exact, result.oracle, strict=False)
         ]
-        for seen, oracle, noise in zip(result.candidate_native, result.oracle, rounded, strict=True):
-            result.flips.append(self._flips(theirs.module, seen, oracle, noise))
-            result.native.append(self.judged(seen, oracle, noise, result.flips[-1], cost))
+        self.judge_native(result, theirs, calls, rounded, cost)
 
-    def judged(self, seen: Seen, oracle: Seen, noise: Seen, flipped: Flips | None, cost: float) -> Verdict | None:
-        views = [seen.tensors, oracle.tensors, noise.tensors]
-        if flipped is not None and oracle.choice is not None and noise.choice is not None:
-            # The weights of a token with other experts cannot agree; the flip itself is judged by its margin.
-            same = ~flipped.flipped & ~(noise.choice.sets() != oracle.choice.sets()).any(dim=1)
-            views = [_unflipped(view, same) for view in views]
-        return judged_native(views[0], views[1], views[2], self.factor, cost)
+    def judge_native(
+        self, result: ModuleResult, theirs: Side, calls: Sequence[Call], rounded: list[Seen], cost: float
+    ) -> None:
+        """Judge the native lane by the noise of the source as it is written; what that alone would call a drift, by
+        the noise of the other legitimate roundings too."""
+        self._judge_by(result, theirs.module, [rounded], cost)
+        if not result.over_native:
+            return
+        samples = [rounded]
+        for way in other_roundings():
+            with way:
+                samples.append(self.run_rounded(theirs, calls))
+        self._judge_by(result, theirs.module, samples, cost)
 
-    def _flips(self, router: nn.Module, seen: Seen, oracle: Seen, noise: Seen) -> Flips | None:
+    def _judge_by(
+        self, result: ModuleResult, router: nn.Module, samples: Sequence[Sequence[Seen]], cost: float
+    ) -> None:
+        result.flips, views, noise = [], [], []
+        for index, (seen, oracle) in enumerate(zip(result.candidate_native, result.oracle, strict=True)):
+            ways = [sample[index] for sample in samples]
+            flipped = self._flips(router, seen, oracle, ways)
+            result.flips.append(flipped)
+            views.append(_comparable(seen, oracle, ways, flipped))
+            noise.append(measured(views[-1][1], views[-1][2:]))
+        if len(samples) > 1:
+            noise = [_no_less_than_typical(each, noise) for each in noise]
+        result.tensors = [
+            judged_native(mine, theirs, known, self.factor, cost)
+            for (mine, theirs, *_), known in zip(views, noise, strict=True)
+        ]
+        result.native = [found[0] if found else None for found in result.tensors]
+
+    def _flips(self, router: nn.Module, seen: Seen, oracle: Seen, ways: Sequence[Seen]) -> Flips | None:
         if seen.choice is None or oracle.choice is None:
             return None
-        return flips(router, seen.choice, oracle.choice, score_noise(router, noise.choice, oracle.choice, self.factor))
+        noise = max(score_noise(router, way.choice, oracle.choice, self.factor) for way in ways)
+        return flips(router, seen.choice, oracle.choice, noise, self.bias_noise(router))
+
+    def bias_noise(self, router: nn.Module) -> Tensor | None:
+        """By how much the rounding of a router's bias may move its scores: not at all where the weights are compared."""
+        return None
 
     def _against_golden(self, result: ModuleResult) -> None:
         """Without an oracle the recorded output is the yardstick, and unit roundoff the only known noise."""
@@ -106,7 +135,8 @@ class Replayer:
         for seen, call in zip(result.candidate_native, result.calls, strict=True):
             golden = {label: t for label, t in tensors(call.output, "output") if t.is_floating_point()}
             mine = {label: t for label, t in seen.tensors.items() if label in golden}
-            result.native.append(judged_native(mine, golden, {}, 4 * self.factor, 0.0))
+            result.tensors.append(judged_native(mine, golden, {}, 4 * self.factor, 0.0))
+        result.native = [found[0] if found else None for found in result.tensors]
 
     def side(self, pair: Pair) -> Side:
         """The candidate's side of a pair."""
@@ -207,6 +237,24 @@ def _position_scale(calls: Sequence[Call]) -> float:
                 highest = max(highest, float(tensor.max())) if tensor.numel() else highest
     has_positions_alone = all(not call.forced for call in calls)
     return highest if has_positions_alone else 1.0
+
+
+def _comparable(seen: Seen, oracle: Seen, ways: Sequence[Seen], flipped: Flips | None) -> list[Observation]:
+    """The tensors of all, without the weights of tokens with other experts: they cannot agree, and a flip is judged by
+    its margin."""
+    views = [seen.tensors, oracle.tensors, *(way.tensors for way in ways)]
+    if flipped is None or oracle.choice is None:
+        return views
+    same = ~flipped.flipped
+    for way in ways:
+        if way.choice is not None:
+            same = same & ~(way.choice.sets() != oracle.choice.sets()).any(dim=1)
+    return [_unflipped(view, same) for view in views]
+
+
+def _no_less_than_typical(noise: Mapping[str, float], every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """A small tensor may by luck round to nearly nothing in one call: its noise is that of the median call at least."""
+    return {label: max(own, median(each[label] for each in every if label in each)) for label, own in noise.items()}
 
 
 def _unflipped(view: Observation, same: Tensor) -> Observation:

@@ -12,10 +12,11 @@ from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import cosine
 from porter.alignment.replay import provider_of
 from porter.alignment.report import FirstDrift, ModuleRow
-from porter.alignment.routing import Flips
+from porter.alignment.routing import COMBINE, Flips
 from porter.alignment.verdict import Drifted
 
 MATHEMATICS = "differs in float64: mathematics or weights, not rounding"
+NARROWED = "correction bias had been rounded to the dtype of the recording"
 KERNEL = "agrees in float64 but not in its own precision: kernel or dtype"
 
 
@@ -40,32 +41,37 @@ def _finding(result: ModuleResult, index: int) -> CallFinding:
     exact = _at(result.exact, index)
     native = _at(result.native, index)
     flips = result.flips[index] if index < len(result.flips) else None
-    excess = flips is not None and bool((flips.flipped & ~flips.benign).any())
+    excess = flips is not None and flips.excess > 0
     over_exact, over_native = exact is not None and exact.over, native is not None and native.over
-    shown = exact if over_exact and not over_native else (native or exact)
+    from_exact = over_exact and not over_native
+    shown = exact if from_exact else (native or exact)
+    cosine = _cosine(result, index, shown, from_exact or native is None)
     why = result.why
     if over_exact:
         why = f"{MATHEMATICS} ({exact.label}: {exact.error:.2g})" if exact is not None else why
     elif over_native:
         why = f"{KERNEL} ({native.label})" if native is not None and result.exact else (why or KERNEL)
     elif excess and flips is not None:
-        wrong = int((flips.flipped & ~flips.benign).sum())
-        why = f"{wrong} of {flips.flipped.numel()} tokens go to other experts although the scores are not near"
-        shown = Verdict("output.combine", wrong / flips.flipped.numel(), 0.0)
-    return CallFinding(
-        result.calls[index].step, shown, over_exact or over_native or excess, why, flips, _cosine(result, index)
-    )
+        count = flips.flipped.numel()
+        why = f"{flips.excess} of {count} tokens go to other experts although the scores are not near"
+        shown = Verdict(COMBINE, flips.excess / count, 0.0)
+        cosine = _cosine(result, index, shown, False)
+    elif flips is not None and flips.narrowed is not None and bool(flips.narrowed.any()):
+        why = f"{int(flips.narrowed.sum())} of {flips.flipped.numel()} tokens go to other experts as if the {NARROWED}"
+    return CallFinding(result.calls[index].step, shown, over_exact or over_native or excess, why, flips, cosine)
 
 
 def _at(verdicts: Sequence[Verdict | None], index: int) -> Verdict | None:
     return verdicts[index] if index < len(verdicts) else None
 
 
-def _cosine(result: ModuleResult, index: int) -> float | None:
-    if index >= len(result.oracle) or index >= len(result.candidate_native):
+def _cosine(result: ModuleResult, index: int, shown: Verdict | None, exact: bool) -> float | None:
+    """Of the tensor whose error the row shows, against the oracle, in the lane that shows it."""
+    lane = result.candidate_exact if exact else result.candidate_native
+    if shown is None or index >= len(result.oracle) or index >= len(lane):
         return None
-    mine, theirs = result.candidate_native[index].tensors, result.oracle[index].tensors
-    return cosine(mine["output"], theirs["output"]) if "output" in mine and "output" in theirs else None
+    mine, theirs = lane[index].tensors, result.oracle[index].tensors
+    return cosine(mine[shown.label], theirs[shown.label]) if shown.label in mine and shown.label in theirs else None
 
 
 def rows_of(result: ModuleResult, module: nn.Module | None) -> Iterator[ModuleRow]:

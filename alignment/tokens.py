@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +29,14 @@ class TokenCount:
         for start in range(0, golden.shape[0], ROWS):
             mine = candidate[start : start + ROWS].detach().to("cpu", torch.float64)
             theirs = golden[start : start + ROWS].detach().to("cpu", torch.float64)
-            agree = mine.argmax(dim=-1) == theirs.argmax(dim=-1)
+            # The largest of logits with a NaN among them is the NaN: no token was chosen.
+            agree = (mine.argmax(dim=-1) == theirs.argmax(dim=-1)) & ~mine.isnan().any(dim=-1)
             if self.first_divergence is None and not bool(agree.all()):
                 self.first_divergence = self.compared + int((~agree).nonzero()[0])
             log_p, log_q = theirs.log_softmax(dim=-1), mine.log_softmax(dim=-1)
             # A token of probability zero contributes nothing, whatever its logarithm.
             kl = torch.where(log_p.isinf(), 0.0, log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp_min(0.0)
+            kl = kl.nan_to_num(nan=math.inf, posinf=math.inf)
             self.compared += int(agree.numel())
             self.agreed += int(agree.sum())
             self.kl_sum += float(kl.sum())

@@ -1,0 +1,67 @@
+"""Legitimate ways to round: the same products added in another order, or in pieces that are rounded one by one.
+
+A candidate is free to choose any of them, so the noise of a module is the largest that one of them makes. They are run
+only where the source's own way of rounding alone would call a module a drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+PRODUCTS = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm}
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class Reordered(TorchFunctionMode):
+    """Linear layers and matrix products whose K is split in halves, the second half first, while the context lasts.
+
+    Halves are summed in float32 (float64 for float64); `rounded_pieces` rounds each to the dtype of the result first,
+    as devices do that reduce partial sums between them.
+    """
+
+    def __init__(self, rounded_pieces: bool) -> None:
+        super().__init__()
+        self._rounded_pieces = rounded_pieces
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.linear and not kwargs:
+            return self._linear(*args)
+        if func in PRODUCTS and not kwargs and len(args) == 2 and _splits(*args):
+            return self._product(*args)
+        return func(*args, **kwargs)
+
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not _splits(inputs, weight.mT):
+            return torch.nn.functional.linear(inputs, weight, bias)
+        product = self._product(inputs, weight.mT, None if self._rounded_pieces or bias is None else bias)
+        return product + bias if self._rounded_pieces and bias is not None else product
+
+    def _product(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        dtype, half = left.dtype, left.shape[-1] // 2
+        wide = torch.float32 if dtype in NARROW else dtype
+        halves = [
+            left[..., half:].to(wide) @ right[..., half:, :].to(wide),
+            left[..., :half].to(wide) @ right[..., :half, :].to(wide),
+        ]
+        if self._rounded_pieces:
+            return halves[0].to(dtype) + halves[1].to(dtype)
+        total = halves[0] + halves[1]
+        return (total if bias is None else total + bias.to(wide)).to(dtype)
+
+
+def other_roundings() -> list[Reordered]:
+    """The contexts to run the source in, besides as it is written."""
+    return [Reordered(rounded_pieces=False), Reordered(rounded_pieces=True)]
+
+
+def _splits(left: Any, right: Any) -> bool:
+    both = isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype
+    return both and left.is_floating_point() and left.dim() > 1 and right.dim() > 1 and left.shape[-1] > 1
