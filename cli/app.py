@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from porter.checkpoint.strict_json import shown
 from porter.cli.output import only_result_on_stdout, say
 from porter.errors import PorterError
 
@@ -93,6 +94,9 @@ def guarded(work: Callable[[], int], debug: bool) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return READER_GONE
         raise
+    except OSError as error:
+        where = f"{shown(str(error.filename))}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}; name a path that can be used", 2, debug)
     except Exception as error:
         hint = "" if debug else "; rerun with --debug for the traceback"
         return _fail(f"{type(error).__name__}: {error}{hint}", 2, debug)

@@ -31,19 +31,31 @@ def evaluate(
 
     if tokens < 2 or window < 2:
         raise PorterError("--tokens and --window must be at least 2")
-    if not text.is_file():
-        raise PorterError(f"{text}: not found; name a UTF-8 text file")
+    words = _read(text)
     source = original_directory(str(against))
     candidate = load(directory)
     reference = original_model(source)
     if candidate.config.vocab_size != reference.config.vocab_size:
         raise PorterError(f"--against {against}: its vocabulary differs from {directory}'s; name the port's original")
-    ids = encode(tokenizer_of(directory), text.read_text(encoding="utf-8"))[0, :tokens]
+    ids = encode(tokenizer_of(directory), words)[0, :tokens]
     if ids.numel() < 2:
         raise PorterError(f"{text}: holds {ids.numel()} tokens; at least 2 are needed")
     result: dict[str, Any] = compare(candidate, reference, ids, window).to_json()
     emit(result, json_output, lambda console: _render(console, result))
     return 0
+
+
+def _read(text: Path) -> str:
+    from porter.errors import PorterError
+
+    if not text.is_file():
+        raise PorterError(f"--text {text}: not found; name a UTF-8 text file")
+    try:
+        return text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PorterError(
+            f"--text {text}: byte {error.start} is not UTF-8 ({error.reason}); save it as UTF-8 text"
+        ) from error
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def models(
     from porter.models.family import families, family_of
     from porter.models.presets import preset_names
 
-    chosen = [family_of(family)] if family else list(families().values())
+    chosen = [family_of(family, "FAMILY")] if family else list(families().values())
     result: dict[str, Any] = {
         "families": [
             {

@@ -51,7 +51,10 @@ def capture(
     takes no cache where ``new_tokens`` needs one.
     """
     rows = _token_rows(input_ids, attention_mask, model)
+    _check_length(rows, new_tokens, model)
     cache_name = _cache_name(model, new_tokens)
+    if batch_size is not None and batch_size < 1:
+        raise PorterError(f"batch_size is {batch_size}, expected at least 1")
     size = batch_size or len(rows)
     request = {"rows": _rows_digest(rows), "batch_size": size}
     about = header(model, detail, modules, prompts, store_weights) | {"new_tokens": new_tokens, "request": request}
@@ -151,6 +154,17 @@ def _token_rows(input_ids: Any, attention_mask: Tensor | None, model: nn.Module)
         if wrong is not None:
             raise PorterError(f"prompt {number}: token id {wrong} is outside the model's vocabulary of {vocabulary}")
     return rows
+
+
+def _check_length(rows: list[list[int]], new_tokens: int, model: nn.Module) -> None:
+    """PorterError for a prompt that does not fit the model's positions together with the tokens to generate."""
+    limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    number, row = max(enumerate(rows), key=lambda entry: len(entry[1]))
+    if type(limit) is int and len(row) + new_tokens > limit:
+        raise PorterError(
+            f"--new-tokens {new_tokens}: with the {len(row)} tokens of prompt {number} above the model's {limit} "
+            "positions (config.json: max_position_embeddings); ask for fewer, or cut prompts with --max-length"
+        )
 
 
 def _described(tensor: Tensor) -> str:

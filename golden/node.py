@@ -121,7 +121,14 @@ _VALUE_TYPES: dict[str, Callable[[str], Any]] = {
 
 
 def _decode_value(node: Node) -> Any:
-    return _VALUE_TYPES[node["type"]](node["value"]) if "type" in node else node["value"]
+    if "type" not in node:
+        return node["value"]
+    try:
+        return _VALUE_TYPES[node["type"]](node["value"])
+    except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+        raise PorterError(
+            f"records.jsonl: {node['value']!r} is no {node['type']!r} that torch has; record the golden again"
+        ) from error
 
 
 def _rebuild(path: str | None, fields: dict[str, Any]) -> Any:
@@ -136,7 +143,10 @@ def _rebuild(path: str | None, fields: dict[str, Any]) -> Any:
         from transformers.utils.generic import ModelOutput
 
         module, _, name = path.rpartition(".")
-        kind = getattr(importlib.import_module(module), name, None)
-        if isinstance(kind, type) and issubclass(kind, ModelOutput):
-            return kind(**fields)
+        try:
+            kind = getattr(importlib.import_module(module), name, None)
+            if isinstance(kind, type) and issubclass(kind, ModelOutput):
+                return kind(**fields)
+        except (ImportError, TypeError, ValueError) as error:
+            raise PorterError(f"records.jsonl: no {path} can be rebuilt ({error}); record the golden again") from error
     return SimpleNamespace(**fields)

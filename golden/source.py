@@ -61,7 +61,7 @@ def load_source(directory: Path, dtype: str, device: torch.device, trust_remote_
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
         raise PorterError(f"{directory}: the model cannot be loaded: {_first_line(error)}{hint}") from error
     model, information = loaded

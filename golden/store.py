@@ -26,9 +26,9 @@ from porter.golden.format import (
     dtype_of,
     host_bytes,
     read_json,
-    read_lines,
 )
 from porter.golden.node import Node, decode, tensor_nodes
+from porter.golden.schema import check_manifest, read_records, read_stored
 from porter.golden.sketch import Sketch, sketch
 
 _RECORD_FIELDS = tuple(field.name for field in fields(Record))
@@ -76,6 +76,7 @@ class Golden:
         manifest = read_json(path / (MANIFEST if complete else HEADER))
         if manifest.get("schema") != SCHEMA:
             raise PorterError(f"{path}/{MANIFEST}: schema is {manifest.get('schema')!r}, expected {SCHEMA!r}")
+        check_manifest(manifest, complete, str(path / (MANIFEST if complete else HEADER)))
         index = _read_index(path)
         records, ends, whole = _read_records(path, index)
         if complete and (not whole or len(records) != manifest.get("records")):
@@ -217,13 +218,12 @@ def _batch(entry: dict[str, Any]) -> Batch:
 
 def _read_index(path: Path) -> dict[str, Stored]:
     size = (path / TENSORS).stat().st_size if (path / TENSORS).exists() else 0
-    stored = [Stored.from_json(line) for line in read_lines(path / INDEX)[0]]
-    return {entry.id: entry for entry in stored if entry.offset + entry.bytes <= size}
+    return {entry.id: entry for entry in read_stored(path / INDEX) if entry.offset + entry.bytes <= size}
 
 
 def _read_records(path: Path, index: dict[str, Stored]) -> tuple[list[Record], list[dict[str, Any]], bool]:
     """The records and step ends up to the first line that is cut off or names a tensor that is not there."""
-    lines, whole = read_lines(path / RECORDS)
+    lines, whole = read_records(path / RECORDS)
     records: list[Record] = []
     ends: list[dict[str, Any]] = []
     for line in lines:

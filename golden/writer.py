@@ -31,9 +31,9 @@ from porter.golden.format import (
     dtype_name,
     host_bytes,
     read_json,
-    read_lines,
     write_json,
 )
+from porter.golden.schema import read_records, read_stored
 from porter.golden.store import summary
 
 _FLUSH_LINES = 4096
@@ -188,7 +188,7 @@ class Writer:
                 f"{self.path}: holds a golden recorded with another {', '.join(differing)}; choose another directory"
             )
         self.header = held
-        lines = read_lines(self.path / RECORDS)[0]
+        lines = read_records(self.path / RECORDS)[0]
         last = max((place for place, line in enumerate(lines) if line.get("end") == "batch"), default=-1)
         lines = lines[: last + 1]
         self.ends = [line for line in lines if line.get("end") == "step"]
@@ -201,8 +201,7 @@ class Writer:
 
     def _load_index(self) -> None:
         size = (self.path / TENSORS).stat().st_size if (self.path / TENSORS).exists() else 0
-        entries = [Stored.from_json(line) for line in read_lines(self.path / INDEX)[0]]
-        entries = [entry for entry in entries if entry.offset + entry.bytes <= size]
+        entries = [entry for entry in read_stored(self.path / INDEX) if entry.offset + entry.bytes <= size]
         for entry in entries:
             self._stored[entry.digest, entry.dtype, entry.shape] = entry
             self._contents[entry.digest] = (entry.offset, entry.bytes)

@@ -12,6 +12,7 @@ import torch
 
 from porter.correspondence import Correspondence, Entry
 from porter.errors import PorterError
+from porter.models.config_rules import check_config
 from porter.models.loading import expert_entries, registered_conversions
 from porter.models.port import PortedSource, correspondence_of, port_source, source_on_meta
 
@@ -103,6 +104,7 @@ class _Converting:
         """As transformers' `from_pretrained`, on a checkpoint with upstream's names; runs no code from it."""
         family = cls.porter_family
         config = keywords.get("config") or _config_class(family).from_pretrained(path)
+        check_config(config, f"{path}/config.json")
         source = family.port(config)
         generated: Any = source.model_class()
         correspondence = family.correspondence(config, source)
@@ -123,9 +125,9 @@ def families() -> dict[str, Family]:
     return found
 
 
-def family_of(model_type: str) -> Family:
-    """The family of a config's model type. Raises PorterError listing what is ported."""
+def family_of(model_type: str, where: str = "model_type") -> Family:
+    """The family of a model type; `where` it was given begins the PorterError, which lists what is ported."""
     known = families()
     if model_type not in known:
-        raise PorterError(f"config.json: model_type {model_type!r} is not ported; porter ports {', '.join(known)}")
+        raise PorterError(f"{where}: {model_type!r} is not ported; porter ports {', '.join(known)}")
     return known[model_type]

@@ -17,12 +17,17 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
 
+from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
+from porter.models.config_rules import check_config, check_fields
 
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = Path(__file__).parent / "shipped"
+JSON_LIMIT = 16_000_000
+"""Bytes of a config.json or generation_config.json; released ones have a few thousand."""
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -117,20 +122,36 @@ def read_config(directory: Path) -> PreTrainedConfig:
     file = directory / "config.json"
     if not file.is_file():
         raise PorterError(f"{directory}: no config.json; MODEL is a directory that save_pretrained or the Hub laid out")
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise PorterError(f"{file}: not JSON ({error})") from error
-    model_type = fields.get("model_type") if isinstance(fields, dict) else None
+    fields = read_object(file, "save it again with save_pretrained", JSON_LIMIT, constants=True)
+    model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise PorterError(f'{file}: no `model_type`; add the family\'s name, for example "model_type": "qwen3"')
     if model_type not in CONFIG_MAPPING:
         raise PorterError(f"{file}: `model_type` is {model_type!r}, which this version of transformers does not know")
+    check_fields(fields, str(file))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever upstream's config class objects to is a fault of the file
-        raise PorterError(f"{file}: {' '.join(str(error).split())}") from error
+        raise PorterError(f"{file}: {_one_line(error)}") from error
+    check_config(config, str(file))
+    _check_generation_config(directory)
     return config
+
+
+def _one_line(error: Exception) -> str:
+    """Upstream's message, of any length and number of lines, as one line that fits a terminal or two."""
+    return " ".join(str(error).split())[:400]
+
+
+def _check_generation_config(directory: Path) -> None:
+    file = directory / "generation_config.json"
+    if not file.exists():
+        return
+    check_fields(read_object(file, "correct it or remove it", JSON_LIMIT, constants=True), str(file))
+    try:
+        GenerationConfig.from_pretrained(directory, local_files_only=True).validate()
+    except Exception as error:  # as above
+        raise PorterError(f"{file}: {_one_line(error)}; correct it or remove it") from error
 
 
 def _downloaded_snapshot(hub_id: str) -> Path:

@@ -16,7 +16,6 @@ from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
 from porter.kernel_check import KernelCheck, check_kernels
 from porter.kernels.registry import default_registry
-from porter.models.config_rules import check_config
 from porter.models.family import Family, family_of
 from porter.models.port import PortedSource
 from porter.models.presets import ModelReference, resolve
@@ -79,9 +78,8 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
             )
         # A preset's code and plan do not depend on how its published weights are stored.
         del config.quantization_config
-    family = family_of(config.model_type)
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
-    check_config(config, where)
+    family = family_of(config.model_type, f"{where}: model_type")
     try:
         source = family.port(config, "cpu")
     except UNBUILDABLE as error:

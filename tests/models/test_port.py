@@ -119,7 +119,7 @@ def test_near_misses_explain_themselves() -> None:
 
 
 def test_unknown_families_are_named() -> None:
-    with pytest.raises(PorterError, match=r"model_type 'mamba' is not ported; porter ports qwen2, qwen3, deepseek_v3"):
+    with pytest.raises(PorterError, match=r"'mamba' is not ported; porter ports qwen2, qwen3, deepseek_v3"):
         family_of("mamba")
 
 

@@ -152,8 +152,8 @@ def test_unknown_name_says_what_is_near(model: str, says: str) -> None:
     ("text", "says"),
     [
         (None, "no config.json"),
-        ("{", "config.json: not JSON"),
-        ("[]", "no `model_type`"),
+        ("{", "config.json: not valid JSON"),
+        ("[]", "expected a JSON object"),
         ('{"hidden_size": 8}', "no `model_type`"),
         ('{"model_type": "novel_model"}', "`model_type` is 'novel_model'"),
         ('{"model_type": "qwen3", "hidden_size": "wide"}', "hidden_size"),
