@@ -1,4 +1,7 @@
 // y = x w^T + bias with float32, bfloat16 or int8 weights (int8 with one scale per output row), float32 accumulation.
+#include <vector>
+
+#include "digits.h"
 #include "gemm.h"
 #include "rows.h"
 
@@ -27,6 +30,36 @@ void finish(const Linear& a, int64_t m, int64_t n0, int64_t n1, const float* sum
   });
 }
 
+constexpr int64_t strip = 32;
+
+#if defined(PORTER_DIGITS)
+// False where a row of x has no digits, see digits.h.
+bool exact_rows(const Linear& a, const float* x, int64_t room) {
+  static thread_local Scratch memory;
+  static thread_local std::vector<Digits> rows;
+  if (a.k > kDigitsLimit) return false;
+  int64_t size = kMaxDigits * digits_room(a.k);
+  int8_t* digit = memory.get<int8_t>(a.m * size);
+  rows.resize(a.m);
+  for (int64_t m = 0; m < a.m; ++m) {
+    rows[m] = to_digits(digit + m * size, x + m * room, a.k);
+    if (rows[m].count == 0) return false;
+  }
+  const Digits* digits = rows.data();
+#pragma omp parallel for num_threads(a.threads) if (a.threads > 1) schedule(static)
+  for (int64_t n = 0; n < a.n; n += strip) {
+    int64_t count = smaller(strip, a.n - n);
+    const int8_t* w = static_cast<const int8_t*>(a.weight) + n * a.weight_stride;
+    for (int64_t m = 0; m < a.m; ++m) {
+      float sums[strip];
+      digits_dots(digits[m], w, a.weight_stride, count, a.k, sums);
+      finish<bf16>(a, m, n, n + count, sums);
+    }
+  }
+  return true;
+}
+#endif
+
 // Each thread streams its own slice of the weights once for all rows of x.
 template <typename T, typename W>
 void few_rows(const Linear& a) {
@@ -34,7 +67,10 @@ void few_rows(const Linear& a) {
   int64_t room = padded(a.k);
   float* x = packed.get<float>(a.m * room);
   for (int64_t m = 0; m < a.m; ++m) pack_row(x + m * room, static_cast<const T*>(a.x) + m * a.x_stride, a.k);
-  constexpr int64_t strip = 32;
+#if defined(PORTER_DIGITS)
+  if constexpr (sizeof(T) == 2 && sizeof(W) == 1)
+    if (exact_rows(a, x, room)) return;
+#endif
 #pragma omp parallel for num_threads(a.threads) if (a.threads > 1) schedule(static)
   for (int64_t n = 0; n < a.n; n += strip) {
     int64_t rows = smaller(strip, a.n - n);
