@@ -18,6 +18,7 @@ from porter.alignment.forced_children import unforced_children
 from porter.alignment.free_pass import FreePass
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
+from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
 from porter.alignment.replay import Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
 from porter.alignment.rows import drifts_of, rows_of
@@ -89,12 +90,16 @@ def align(
     if loaded.golden is not None:
         from porter.alignment.recorded_alignment import align_recorded
 
-        return align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
+        checks = checks_of_recording(golden, loaded.golden)
+        return checks.applied(
+            align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
+        )
     assert loaded.model is not None, "a candidate is a golden or a model"
     pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)
     findings = Findings()
     source = _source(golden, source, findings)
     recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
+    checks = checks_of_model(golden, recorded, source, loaded, pairing, wanted)
     if source is not None:
         source.to(device)
         asked = "weights" in wanted
@@ -110,7 +115,7 @@ def align(
         _replay(findings, replayer, pairs, free, advance)
     if "free" in wanted:
         _free(findings, free, "replay" in wanted)
-    return _report(golden, loaded, pairing, findings, wanted)
+    return checks.applied(_report(golden, loaded, pairing, findings, wanted))
 
 
 def _passes(passes: str | Sequence[str]) -> tuple[str, ...]:

@@ -106,7 +106,39 @@ class Coverage:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
+class SanityCheck:
+    """Whether what was captured can be compared at all, or what of it was not seen.
+
+    `status`: "ok"; "note" (worth knowing, the comparison stands); "uncovered" (nothing was captured there); "invalid"
+    (what follows from the comparison is void: the verdict cannot be `aligned`). `module` is empty for the whole model.
+    """
+
+    check: str
+    module: str
+    status: str
+    says: str
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """A numeric contract that the candidate keeps less well than the golden, found without running anything.
+
+    `kind` says which (`contract_lint.kinds.KINDS`); `golden` and `candidate` are what either has, such as dtypes.
+    `certain`: it follows from stored values or sizes alone and makes the verdict `drift`; else it is a warning, and the
+    replay decides.
+    """
+
+    kind: str
+    module: str
+    what: str
+    golden: str
+    candidate: str
+    certain: bool
+    why: str
+
+
+@dataclass(repr=False)
 class Report:
     """The alignment of one candidate with one golden."""
 
@@ -120,6 +152,14 @@ class Report:
     modules: list[ModuleRow] = field(default_factory=list)
     unmatched: dict[str, list[str]] = field(default_factory=lambda: {"golden": [], "candidate": []})
     environment: dict[str, Any] = field(default_factory=lambda: {"golden": {}, "candidate": {}})
+    sanity: list[SanityCheck] = field(default_factory=list)
+    lint: list[LintFinding] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        drift = self.first_drift
+        where = "" if drift is None else f", first drift {drift.module or '(model)'} at step {drift.step}"
+        cause = f", {self.causes[0].kind}" if self.causes else ""
+        return f"Report({self.verdict}{where}{cause}, {len(self.modules)} rows, {len(self.weights)} parameters)"
 
     @property
     def aligned(self) -> bool:

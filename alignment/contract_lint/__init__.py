@@ -1,0 +1,1 @@
+"""Numeric contracts that a candidate keeps less well than the golden, found without running anything."""

@@ -1,0 +1,69 @@
+"""What is checked before any comparison, and what it does to the report that follows: sanity and the contract lint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from porter.alignment.calls import Recorded
+from porter.alignment.candidate import Candidate
+from porter.alignment.capture_sanity import invalid, sanity_of_model, sanity_of_recording
+from porter.alignment.contract_lint.lint import certain_drifts, confirmed_causes, lint
+from porter.alignment.pairing import Pairing
+from porter.alignment.report import LintFinding, Report, SanityCheck
+from porter.alignment.token_identity import tokenizer_check
+from porter.alignment.verdict import Drifted
+from porter.golden.store import Golden
+
+
+@dataclass(frozen=True)
+class PreliminaryChecks:
+    """The findings, and the certain ones as drifts; `compute` is the dtype that the candidate computes in."""
+
+    sanity: list[SanityCheck]
+    lint: list[LintFinding] = field(default_factory=list)
+    drifts: list[Drifted] = field(default_factory=list)
+    compute: torch.dtype = torch.float32
+
+    def applied(self, report: Report) -> Report:
+        """The report with the findings in it, changed in place.
+
+        A certain finding makes the verdict `drift`; a check that voids the comparison makes what would be `aligned`
+        `incomparable`, since a drift that the replay found stands on its own inputs. Findings whose module the replay
+        found drifting become causes.
+        """
+        report.sanity, report.lint = self.sanity, self.lint
+        report.causes += confirmed_causes(self.lint, report.modules, report.causes, self.compute)
+        report.causes.sort(key=lambda cause: -cause.confidence)
+        if self.drifts and report.verdict != "drift":
+            report.verdict = "drift"
+            report.first_drift = min(self.drifts, key=lambda drifted: drifted.position).drift
+        if report.verdict == "aligned" and invalid(self.sanity):
+            report.verdict = "incomparable"
+        return report
+
+
+def checks_of_model(
+    golden: Golden,
+    recorded: Recorded,
+    source: nn.Module | None,
+    candidate: Candidate,
+    pairing: Pairing,
+    passes: Collection[str],
+) -> PreliminaryChecks:
+    """The checks of a candidate that can be run; before the source takes over any of the candidate's weights."""
+    assert candidate.model is not None, "recordings have checks of their own"
+    sanity = sanity_of_model(golden, recorded, candidate.model, "free" in passes)
+    if candidate.kind in ("port", "checkpoint"):
+        sanity += tokenizer_check(golden, Path(candidate.name))
+    findings = lint(golden, source, candidate.model, pairing)
+    return PreliminaryChecks(sanity, findings, certain_drifts(findings, pairing), recorded.dtype)
+
+
+def checks_of_recording(golden: Golden, candidate: Golden) -> PreliminaryChecks:
+    """The checks of a candidate that is a recording itself."""
+    return PreliminaryChecks(sanity_of_recording(golden, candidate))
