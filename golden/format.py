@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -51,8 +50,8 @@ class Record:
 class Stored:
     """Where one tensor (or its sketch) lies in ``tensors.bin``.
 
-    ``sketch`` is None for a tensor stored whole; else the shape of ``values`` is ``[buckets]`` and the dict holds the
-    numel, l2 norm and seed of the tensor that was projected.
+    ``digest`` is that of the stored bytes. ``sketch`` is None for a tensor stored whole; else ``shape`` is
+    ``[buckets]`` and the dict holds the numel, l2 norm and seed of the tensor that was projected.
     """
 
     id: str
@@ -62,6 +61,12 @@ class Stored:
     bytes: int
     digest: str
     sketch: dict[str, Any] | None = None
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What two stored tensors that are one share."""
+        about = self.sketch and (self.sketch["numel"], self.sketch["norm"])
+        return self.digest, self.dtype, self.shape, about
 
     def to_json(self) -> dict[str, Any]:
         """The line of ``tensors.jsonl``."""
@@ -127,8 +132,3 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
             except ValueError:
                 return lines, False
     return lines, True
-
-
-def content_digest(content: memoryview) -> str:
-    """SHA-256 of the bytes, cut to 128 bits: no two of 2**40 tensors of a golden share one but with odds of 2**-49."""
-    return "sha256:" + hashlib.sha256(content).hexdigest()[:32]

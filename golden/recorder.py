@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from porter.errors import PorterError
 from porter.golden.environment import environment
 from porter.golden.format import DETAILS, Record, dtype_name
+from porter.golden.native import measured_by
 from porter.golden.node import Node, encode, is_cache
 from porter.golden.sketch import SEED
 from porter.golden.tensors import TensorEncoder
@@ -108,6 +109,7 @@ class Recorder:
     def _begin_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._open_calls.clear()
         self._calls.clear()
+        self._encode_tensor.forget()
         self._step = len(self._writer.ends)
         caches = [value for value in (*args, *kwargs.values()) if is_cache(value)]
         self._past_length = int(caches[0].get_seq_length()) if caches else 0
@@ -159,7 +161,7 @@ def header(
         "dtype": None if parameter is None else dtype_name(parameter.dtype),
         "device": str(device),
         "model": describe_model(model, store_weights),
-        "environment": environment(device),
+        "environment": environment(device) | {"measured_by": measured_by()},
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "modules": modules,
         "prompts": None if prompts is None else list(prompts),

@@ -3,30 +3,31 @@
 The tensor ``x`` of n elements, flattened in row-major order, is folded into m buckets (m prime, bucket of element i is
 i mod m) after each element is multiplied by a fixed pseudo-random sign: ``y[j] = sum over i = j mod m of s[i] x[i]``.
 This is the count sketch (Charikar, Chen, Farach-Colton 2002) with a fixed instead of a hashed bucket: the signs alone
-make ``E |y_a - y_b|^2 = |a - b|^2``. A prime m keeps a channel (stride hidden_size) and a row from falling into few
-buckets. The signs of different buckets are independent, so the spread of the m squared differences gives the standard
-error of their sum; for differences without structure it is a relative ``sqrt(2/m)`` of the squared norm, hence
-``sqrt(1/(2m))`` of the norm: 3.6 % for m = 383.
+make ``E |y_a - y_b|^2 = |a - b|^2``. Every 65,536 elements the signs repeat, times another sign per bucket, so that a
+difference repeated in every tile does not repeat its signs. A prime m keeps a channel (stride hidden_size) and a row
+from falling into few buckets. The signs of different buckets are independent, so the spread of the m squared
+differences gives the standard error of their sum; for differences without structure it is a relative ``sqrt(2/m)`` of
+the squared norm, hence ``sqrt(1/(2m))`` of the norm: 3.6 % for m = 383.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
-from porter.golden.statistics import l2_norm
+from porter.golden.one_pass import one_pass
+from porter.golden.signs import TILE, bucket_signs, tile_signs
+from porter.golden.statistics import statistics, statistics_of
 
-SEED = 20240229
+SEED = 20261130
 BUCKETS = (127, 191, 251, 383, 509, 761, 1021)
 """Sizes a sketch can have: primes, so that no hidden size is a multiple of one."""
 
 _BYTES_PER_BUCKET = 600
-_TILE = 1 << 17
 _ROUNDING = 2.0**-23
 _EXACT_DTYPE = torch.float64
 
@@ -48,58 +49,32 @@ def buckets(tensor_bytes: int) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def _mix(state: numpy.ndarray) -> numpy.ndarray:
-    """splitmix64's output function (Steele, Lea, Flood 2014): the same signs on every machine and torch version."""
-    state = (state ^ (state >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
-    mixed: numpy.ndarray = state ^ (state >> numpy.uint64(31))
-    return mixed
-
-
-def _random_signs(seed: int, stream: int, count: int) -> Tensor:
-    """``count`` numbers of +1 or -1 in float32, determined by (seed, stream)."""
-    # Mixed before it is counted from: two (seed, stream) must not give shifts of the same sequence.
-    start = _mix(_mix(numpy.array([seed], dtype=numpy.uint64)) + numpy.array([stream], dtype=numpy.uint64))
-    counter = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
-    bits = _mix(counter + start) >> numpy.uint64(63)
-    return torch.from_numpy(bits.astype(numpy.float32) * 2 - 1)
-
-
-@lru_cache(maxsize=32)
-def _sign_tile(seed: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    rows = _TILE // size
-    return _random_signs(seed, size, rows * size).view(rows, size).to(device=device, dtype=dtype)
-
-
-@lru_cache(maxsize=1024)
-def _tile_signs(seed: int, size: int, tile: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _random_signs(seed, (tile << 16) + size, size).to(device=device, dtype=dtype)
-
-
 def project(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
     """The bucket sums ``[size]`` of a floating-point tensor, in float32 (float64 for a float64 tensor).
 
-    Elements are taken in row-major order whatever the strides. A tensor longer than one tile of signs reuses the tile,
-    each time with other signs per bucket, so that a difference repeated in every row does not repeat its signs.
+    Elements are taken in row-major order whatever the strides. Without kernels the float32 sums run over the elements
+    of one bucket in one tile.
     """
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    measured = one_pass(tensor.detach().contiguous(), size, seed)
+    if measured is not None and measured[1] is not None:
+        return measured[1]
+    return project_by_torch(tensor, size, seed)
+
+
+def project_by_torch(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
+    """``project`` without kernels."""
     flat = tensor.detach().reshape(-1)
-    signs = _sign_tile(seed, size, dtype, flat.device)
-    span = signs.numel()
-    total = _project_tile(flat[:span], signs)
-    for tile, start in enumerate(range(span, flat.numel(), span), start=1):
-        folded = _project_tile(flat[start : start + span], signs)
-        total += folded.mul_(_tile_signs(seed, size, tile, dtype, flat.device))
-    return total
-
-
-def _project_tile(flat: Tensor, signs: Tensor) -> Tensor:
-    size = signs.shape[1]
-    rows, rest = divmod(flat.numel(), size)
-    folded = (flat[: rows * size].view(rows, size) * signs[:rows]).sum(dim=0)
-    if rest:
-        folded[:rest] += flat[rows * size :] * signs[rows, :rest]
-    return folded
+    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    tiles = -(-flat.numel() // TILE)
+    signs, flips = tile_signs(seed, dtype, flat.device), bucket_signs(seed, size, tiles, dtype, flat.device)
+    total = torch.zeros(size, dtype=torch.float64, device=flat.device)
+    for tile in range(tiles):
+        part = flat[tile * TILE : (tile + 1) * TILE]
+        first = tile * TILE % size
+        folded = torch.zeros(-(-(first + part.numel()) // size) * size, dtype=dtype, device=flat.device)
+        torch.mul(part, signs[: part.numel()], out=folded[first : first + part.numel()])
+        total += folded.view(-1, size).sum(dim=0) * flips[tile]
+    return total.to(dtype)
 
 
 def sketch(tensor: Tensor, seed: int = SEED, tensor_bytes: int | None = None) -> Sketch:
@@ -110,8 +85,22 @@ def sketch(tensor: Tensor, seed: int = SEED, tensor_bytes: int | None = None) ->
     if size is None or not tensor.is_floating_point():
         values = flat.to(_EXACT_DTYPE)
         return Sketch(values, float(torch.linalg.vector_norm(values)), flat.numel(), seed, exact=True)
-    norm = float(l2_norm(flat, torch.float64 if flat.dtype == torch.float64 else torch.float32))
-    return Sketch(project(flat, size, seed), norm, flat.numel(), seed)
+    stats, values = statistics_and_sums(tensor, size, seed)
+    return Sketch(values, norm_of(stats), flat.numel(), seed)
+
+
+def statistics_and_sums(tensor: Tensor, size: int, seed: int = SEED) -> tuple[dict[str, Any], Tensor]:
+    """``statistics`` and ``project`` of one tensor, read once where the kernels take it."""
+    values = tensor.detach().contiguous()
+    measured = one_pass(values, size, seed)
+    if measured is None or measured[1] is None:
+        return statistics(values), project_by_torch(values, size, seed)
+    return statistics_of(measured[0], values), measured[1]
+
+
+def norm_of(stats: dict[str, Any]) -> float:
+    """The L2 norm that a sketch states: NaN where an element is not finite."""
+    return math.nan if stats["nan"] or stats["inf"] else float(stats["l2"])
 
 
 def _squared_difference(candidate: Sketch, golden: Sketch) -> tuple[float, float]:

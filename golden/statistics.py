@@ -1,4 +1,4 @@
-"""Statistics of one tensor in four passes: minimum, maximum, mean, L2 norm, and how many elements are not finite."""
+"""Statistics of one tensor: minimum, maximum, mean, L2 norm, and how many elements are not finite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from porter.golden.one_pass import Moments, one_pass
+from porter.kernels.cpu.layout import FLOAT_CODES
+
+_LOST_SQUARE = 1e-30
+"""Mean squares below this may have lost elements whose square float32 does not hold (1e-38)."""
+
 _NORM_ROW = 1024
 _REDUCED_AS_THEY_ARE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -16,19 +22,36 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
     """``{"min", "max", "mean", "l2", "nan", "inf"}`` of a real or complex tensor of any dtype and strides.
 
     Sums run in float32 for floating dtypes up to 32 bits (relative error about 1e-6), in float64 for float64, integers
-    and bool; a complex tensor counts as its real and imaginary parts. If any element is NaN or infinite, or the norm
-    overflows float32, everything is taken over the finite elements in float64. Without (finite) elements min, max and
-    mean are None.
+    and bool; a complex tensor counts as its real and imaginary parts. If any element is NaN or infinite, or squares
+    leave the range of float32, everything is taken over the finite elements in float64. Without (finite) elements min,
+    max and mean are None.
     """
     values = _reducible(tensor.detach())
+    if values.dtype in FLOAT_CODES and values.is_cpu:
+        values = values.contiguous()
+        measured = one_pass(values, None, 0)
+        if measured is not None:
+            return statistics_of(measured[0], values)
+    return statistics_by_torch(values)
+
+
+def statistics_of(moments: Moments, values: Tensor) -> dict[str, Any]:
+    """The statistics of the floating-point tensor that has these moments."""
+    least, greatest, total, squares = moments
+    numel = values.numel()
+    if not (math.isfinite(total) and squares < math.inf) or (squares < numel * _LOST_SQUARE and (least or greatest)):
+        return _of_finite_elements(values)
+    return {"min": least, "max": greatest, "mean": total / numel, "l2": math.sqrt(squares), "nan": 0, "inf": 0}
+
+
+def statistics_by_torch(values: Tensor) -> dict[str, Any]:
+    """``statistics`` of a tensor that torch can reduce, in four passes."""
     if values.numel():
         accumulator = torch.float64 if values.dtype == torch.float64 else torch.float32
         low, high = torch.aminmax(values)
-        total = values.sum(dtype=accumulator)
         norm = l2_norm(values, accumulator)
-        least, greatest, summed, l2 = _numbers(low, high, total, norm)
-        if math.isfinite(summed) and math.isfinite(l2):
-            return {"min": least, "max": greatest, "mean": summed / values.numel(), "l2": l2, "nan": 0, "inf": 0}
+        least, greatest, summed, l2 = _numbers(low, high, values.sum(dtype=accumulator), norm)
+        return statistics_of(Moments(least, greatest, summed, l2 * l2), values)
     return _of_finite_elements(values)
 
 

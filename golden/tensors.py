@@ -1,139 +1,100 @@
-"""What a golden keeps of one tensor, at each level of detail, computed once for every tensor that is seen twice."""
+"""What a golden keeps of one tensor, at each level of detail, measured once for every content that is seen twice."""
 
 from __future__ import annotations
 
 import hashlib
-import weakref
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Size, Tensor
+import torch
+from torch import Tensor
 
+from porter.golden.digest import digest_of, fingerprint
 from porter.golden.format import dtype_name
 from porter.golden.node import Node
-from porter.golden.sketch import SEED, buckets, project
+from porter.golden.sketch import SEED, buckets, norm_of, statistics_and_sums
 from porter.golden.statistics import statistics
-from porter.golden.writer import Writer
-
-_SAMPLES = 8
+from porter.golden.writer import Writer, host_tensor
 
 
-class _Seen(NamedTuple):
-    """A tensor recorded before, and what tells whether it still has the same content."""
-
-    tensor: weakref.ref[Tensor]
-    version: int
-    shape: Size
-    stride: tuple[int, ...]
-    sample: list[Any]
-    node: Node
+class _Kept(NamedTuple):
+    id: str | None
+    digest: str
+    stats: dict[str, Any]
 
 
 class TensorEncoder:
     """Turns tensors into nodes: stores them whole, as a sketch, or as statistics alone.
 
-    A tensor object met again (a module's output that is the next module's input) is not read again. That it has not
-    changed is taken from its version counter, which every in-place operation of torch advances, and from 8 elements
-    spread over it, for kernels that write without telling torch. Where neither is possible (inference mode, memory of
-    another device, strided views) the tensor is read again; equal content is then found by its digest.
+    Every tensor on the CPU is read whole and fingerprinted whenever it passes a module: what was changed in place in
+    between shows, with or without torch's knowledge. Only contents that are new within a step are measured. Of a tensor
+    on a device statistics and sketches are taken there, without a copy to the host; its digest is then one of these:
+    equal for equal tensors, but no proof that they are equal.
     """
 
     def __init__(self, writer: Writer, detail: str) -> None:
         self._writer = writer
         self._keep = _KEEPERS[detail]
-        self._seen: dict[int, _Seen] = {}
+        self._on_host = detail == "full"
+        self._known: dict[tuple[bytes, torch.dtype, torch.Size], _Kept] = {}
+
+    def forget(self) -> None:
+        """Let go of the contents met so far: those of a long run would fill the memory."""
+        self._known.clear()
 
     def __call__(self, tensor: Tensor) -> Node:
         """The tensor's node."""
-        if not _recognisable(tensor):
-            return self._keep(self._writer, tensor)
-        sample = _sample(tensor)
-        node = self._known(tensor, tensor, sample)
-        base = tensor._base
-        if node is None and base is not None and _same_elements(tensor, base):
-            node = self._known(base, tensor, sample)
-        if node is None:
-            node = self._keep(self._writer, tensor)
-        self._remember(tensor, sample, node)
-        return node
-
-    def _known(self, recorded: Tensor, tensor: Tensor, sample: list[Any]) -> Node | None:
-        seen = self._seen.get(id(recorded))
-        if seen is None or seen.tensor() is not recorded or seen.version != tensor._version or seen.sample != sample:
-            return None
-        if seen.shape == tensor.shape and seen.stride == tensor.stride():
-            return seen.node
-        return self._reshaped(seen.node, tensor)
-
-    def _reshaped(self, node: Node, tensor: Tensor) -> Node:
-        layout = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
-        if not node["digest"].startswith("sha256:"):
-            return {**node, **layout}
-        id = self._writer.name(node["digest"], tensor.dtype, tuple(tensor.shape)).id
-        return {**node, **layout, "tensor": id}
-
-    def _remember(self, tensor: Tensor, sample: list[Any], node: Node) -> None:
-        key = id(tensor)
-        forget = self._seen.pop
-        reference = weakref.ref(tensor, lambda _: forget(key, None))
-        self._seen[key] = _Seen(reference, tensor._version, tensor.shape, tensor.stride(), sample, node)
+        if not (tensor.is_cpu or self._on_host):
+            return _node(tensor, self._keep(self._writer, tensor, None))
+        content = host_tensor(tensor)
+        words = fingerprint(content)
+        key = words, tensor.dtype, tensor.shape
+        kept = self._known.get(key)
+        if kept is None:
+            kept = self._known[key] = self._keep(self._writer, content, digest_of(words, content.nbytes))
+        return _node(tensor, kept)
 
 
-def _recognisable(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.is_cpu and not tensor.is_inference() and tensor.numel() > 0
-
-
-def _same_elements(view: Tensor, base: Tensor) -> bool:
-    return base.numel() == view.numel() and base.dtype == view.dtype and base.is_contiguous()
-
-
-def _sample(tensor: Tensor) -> list[Any]:
-    count = min(_SAMPLES, tensor.numel())
-    sample: list[Any] = tensor.as_strided((count,), (tensor.numel() // count,)).tolist()
-    return sample
-
-
-def _node(tensor: Tensor, id: str | None, digest: str, stats: dict[str, Any]) -> Node:
+def _node(tensor: Tensor, kept: _Kept) -> Node:
     return {
-        "tensor": id,
+        "tensor": kept.id,
         "dtype": dtype_name(tensor.dtype),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
-        "digest": digest,
-        "stats": stats,
+        "digest": kept.digest,
+        "stats": kept.stats,
     }
 
 
-def _keep_whole(writer: Writer, tensor: Tensor) -> Node:
-    stored = writer.store(tensor)
-    return _node(tensor, stored.id, stored.digest, statistics(tensor))
+def _keep_whole(writer: Writer, tensor: Tensor, digest: str | None) -> _Kept:
+    stored = writer.store(tensor, digest)
+    return _Kept(stored.id, stored.digest, statistics(tensor))
 
 
-def _keep_sketch(writer: Writer, tensor: Tensor) -> Node:
-    size = buckets(tensor.numel() * tensor.element_size())
+def _keep_sketch(writer: Writer, tensor: Tensor, digest: str | None) -> _Kept:
+    size = buckets(tensor.nbytes)
     if size is None or not tensor.is_floating_point():
-        return _keep_whole(writer, tensor)
-    stats = statistics(tensor)
-    values = project(tensor, size)
-    digest = _digest("sketch", tensor, stats, values)
-    whole = stats["nan"] + stats["inf"] == 0
-    about = {"norm": stats["l2"] if whole else None, "numel": tensor.numel(), "seed": SEED}
-    return _node(tensor, writer.store(values, digest, about).id, digest, stats)
+        return _keep_whole(writer, tensor, digest)
+    stats, values = statistics_and_sums(tensor, size)
+    norm = norm_of(stats)
+    about = {"norm": None if math.isnan(norm) else norm, "numel": tensor.numel(), "seed": SEED}
+    return _Kept(writer.store(values, None, about).id, digest or _digest("sketch", tensor, stats, values), stats)
 
 
-def _keep_statistics(writer: Writer, tensor: Tensor) -> Node:
+def _keep_statistics(writer: Writer, tensor: Tensor, digest: str | None) -> _Kept:
     stats = statistics(tensor)
-    return _node(tensor, None, _digest("stats", tensor, stats), stats)
+    return _Kept(None, digest or _digest("stats", tensor, stats), stats)
 
 
 def _digest(kind: str, tensor: Tensor, stats: dict[str, Any], values: Tensor | None = None) -> str:
-    """A digest of what was computed of the tensor: equal for equal tensors, but no proof that they are equal."""
+    """A digest of what was computed of the tensor."""
     described = repr((tensor.dtype, tensor.numel(), stats)).encode()
     content = b"" if values is None else values.cpu().numpy().tobytes()
     return f"{kind}:" + hashlib.sha256(described + content).hexdigest()[:32]
 
 
-_KEEPERS: dict[str, Callable[[Writer, Tensor], Node]] = {
+_KEEPERS: dict[str, Callable[[Writer, Tensor, str | None], _Kept]] = {
     "full": _keep_whole,
     "sketch": _keep_sketch,
     "stats": _keep_statistics,

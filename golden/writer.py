@@ -13,10 +13,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 from torch import Tensor
 
 from porter.errors import PorterError
+from porter.golden.digest import content_digest
 from porter.golden.format import (
     ALIGNMENT,
     HEADER,
@@ -27,7 +27,6 @@ from porter.golden.format import (
     TENSORS,
     Record,
     Stored,
-    content_digest,
     dtype_name,
     host_bytes,
     read_json,
@@ -39,12 +38,13 @@ from porter.golden.store import summary
 _FLUSH_LINES = 4096
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 _RECORD_FIELDS = tuple(field.name for field in fields(Record))
-_BUFFER = 1 << 20
+_BUFFER = 1 << 16
+"""Tensors beyond this go to the system without being copied in between."""
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The elements of a tensor, row-major, as bytes in host memory; no copy for a contiguous CPU tensor."""
-    return host_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
+def host_tensor(tensor: Tensor) -> Tensor:
+    """The elements of a tensor, row-major, in host memory; no copy for a contiguous CPU tensor."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def check_directory(path: Path) -> None:
@@ -71,7 +71,7 @@ class Writer:
         """How many batches an earlier, interrupted recording left whole."""
         self.records_written = 0
         self.modules: set[str] = set()
-        self._stored: dict[tuple[str, str, tuple[int, ...]], Stored] = {}
+        self._stored: dict[tuple[Any, ...], Stored] = {}
         self._contents: dict[str, tuple[int, int]] = {}
         self._index_lines: list[str] = []
         self._record_lines: list[str] = []
@@ -84,32 +84,30 @@ class Writer:
         self._offset = (self.path / TENSORS).stat().st_size
 
     def store(self, tensor: Tensor, digest: str | None = None, sketch: dict[str, Any] | None = None) -> Stored:
-        """Store a tensor (or the values of a sketch) unless the same content is there; its place and digest.
+        """Store a tensor (or the values of a sketch) unless it is there; its place and digest.
 
-        ``digest`` is that of the content, computed from the bytes if not given.
+        ``digest`` is that of the tensor's bytes, taken here if not given. Equal bytes are written once, in whatever
+        dtype and shape they come.
         """
-        content = raw_bytes(tensor)
+        content = host_tensor(tensor)
         digest = digest or content_digest(content)
-        with self._naming_the_path():
-            if digest not in self._contents:
-                padding = -self._offset % ALIGNMENT
-                self._tensors.write(b"\0" * padding)
-                self._tensors.write(content)
-                self._contents[digest] = (self._offset + padding, content.nbytes)
-                self._offset += padding + content.nbytes
-        return self.name(digest, tensor.dtype, tuple(tensor.shape), sketch)
-
-    def name(
-        self, digest: str, dtype: torch.dtype, shape: tuple[int, ...], sketch: dict[str, Any] | None = None
-    ) -> Stored:
-        """The stored tensor of that content, dtype and shape: one content may be known in several shapes."""
-        key = (digest, dtype_name(dtype), shape)
-        stored = self._stored.get(key)
-        if stored is None:
-            stored = Stored(f"t{len(self._stored)}", key[1], shape, *self._contents[digest], digest, sketch)
-            self._stored[key] = stored
+        place = self._contents.get(digest)
+        if place is None:
+            place = self._contents[digest] = self._write(content)
+        entry = Stored(f"t{len(self._stored)}", dtype_name(tensor.dtype), tuple(tensor.shape), *place, digest, sketch)
+        stored = self._stored.setdefault(entry.content, entry)
+        if stored is entry:
             self._index_lines.append(_ENCODE(stored.to_json()))
         return stored
+
+    def _write(self, content: Tensor) -> tuple[int, int]:
+        """Append the bytes; their offset and length."""
+        start = self._offset + -self._offset % ALIGNMENT
+        with self._naming_the_path():
+            self._tensors.write(b"\0" * (start - self._offset))
+            self._tensors.write(host_bytes(content))
+        self._offset = start + content.nbytes
+        return start, content.nbytes
 
     def record(self, record: Record) -> None:
         """Append one module call."""
@@ -203,7 +201,7 @@ class Writer:
         size = (self.path / TENSORS).stat().st_size if (self.path / TENSORS).exists() else 0
         entries = [entry for entry in read_stored(self.path / INDEX) if entry.offset + entry.bytes <= size]
         for entry in entries:
-            self._stored[entry.digest, entry.dtype, entry.shape] = entry
+            self._stored[entry.content] = entry
             self._contents[entry.digest] = (entry.offset, entry.bytes)
         _rewrite(self.path / INDEX, [entry.to_json() for entry in entries])
 

@@ -26,6 +26,8 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "attention": (*[_POINTER] * 7, _REAL, *[_CODE] * 3),
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
+    "fingerprint": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
+    "measure": (*[_POINTER] * 5, _SIZE, _SIZE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
 
@@ -44,6 +46,8 @@ class KernelLibrary:
     attention: Function
     mla: Function
     experts: Function
+    fingerprint: Function
+    measure: Function
 
     def __init__(self, isa: str | None = None) -> None:
         """`isa` None: the one that `build.selected_isa` chooses when loading."""

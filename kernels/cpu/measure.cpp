@@ -1,0 +1,247 @@
+// What a recording keeps of a tensor: a digest of its memory; its moments and its folded random signs in one pass.
+//
+// Digest: a tree of NH hashes, see porter/golden/digest.py. Fold: y[i mod m] += s[i] x[i], see porter/golden/sketch.py.
+//
+// All sums are taken by tiles of a fixed size and the tiles added in order, so no result depends on the thread count.
+#include "abi.h"
+
+#include <vector>
+
+namespace porter {
+namespace {
+
+constexpr int64_t kBlock = 4096;      // bytes hashed to four words
+constexpr int64_t kTile = 1 << 16;    // elements that share one tile of signs, and are one thread's work
+constexpr int64_t kFoldRows = 16;     // float32 additions before a sum goes on in float64
+constexpr int kKeys = 4;
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+struct Pairs {
+  static constexpr int bytes = 64;
+  __m512i v;
+};
+static inline Pairs no_pairs() { return {_mm512_setzero_si512()}; }
+static inline Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline Pairs multiply_add(Pairs sum, Pairs words, Pairs key) {
+  __m512i keyed = _mm512_add_epi32(words.v, key.v);
+  return {_mm512_add_epi64(sum.v, _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32)))};
+}
+static inline uint64_t total(Pairs a) { return static_cast<uint64_t>(_mm512_reduce_add_epi64(a.v)); }
+static inline Vec negate_where(Vec x, uint32_t bits) {
+  return {_mm512_castsi512_ps(_mm512_mask_xor_epi32(_mm512_castps_si512(x.v), static_cast<__mmask16>(bits),
+                                                    _mm512_castps_si512(x.v), _mm512_set1_epi32(INT32_MIN)))};
+}
+#elif defined(__AVX2__)
+struct Pairs {
+  static constexpr int bytes = 32;
+  __m256i v;
+};
+static inline Pairs no_pairs() { return {_mm256_setzero_si256()}; }
+static inline Pairs load_pairs(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+static inline Pairs multiply_add(Pairs sum, Pairs words, Pairs key) {
+  __m256i keyed = _mm256_add_epi32(words.v, key.v);
+  return {_mm256_add_epi64(sum.v, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)))};
+}
+static inline uint64_t total(Pairs a) {
+  uint64_t lanes[4];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), a.v);
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+static inline Vec negate_where(Vec x, uint32_t bits) {
+  const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each), each);
+  return {_mm256_xor_ps(x.v, _mm256_and_ps(_mm256_castsi256_ps(chosen), _mm256_set1_ps(-0.0f)))};
+}
+#else
+struct Pairs {
+  static constexpr int bytes = 8;
+  uint64_t v;
+};
+static inline Pairs no_pairs() { return {0}; }
+static inline Pairs load_pairs(const void* p) {
+  Pairs pairs;
+  std::memcpy(&pairs.v, p, 8);
+  return pairs;
+}
+static inline Pairs multiply_add(Pairs sum, Pairs words, Pairs key) {
+  uint64_t low = static_cast<uint32_t>(words.v) + static_cast<uint32_t>(key.v) + uint64_t{0};
+  uint64_t high = (words.v >> 32) + (key.v >> 32);
+  return {sum.v + (low & 0xffffffffu) * (high & 0xffffffffu)};
+}
+static inline uint64_t total(Pairs a) { return a.v; }
+static inline Vec negate_where(Vec x, uint32_t bits) {
+  for (int i = 0; i < Vec::width; ++i) x.v[i] = (bits >> i) & 1 ? -x.v[i] : x.v[i];
+  return x;
+}
+#endif
+
+// A block shorter than kBlock is filled up with zeros to a multiple of 64 bytes, on every processor alike.
+static inline void hash_block(uint64_t* out, const unsigned char* block, int64_t bytes, const unsigned char* keys) {
+  unsigned char filled[kBlock];
+  int64_t end = round_up(bytes, 64);
+  if (bytes < end) {
+    std::memcpy(filled, block, bytes);
+    std::memset(filled + bytes, 0, end - bytes);
+    block = filled;
+  }
+  Pairs sums[kKeys] = {no_pairs(), no_pairs(), no_pairs(), no_pairs()};
+  for (int64_t i = 0; i < end; i += Pairs::bytes) {
+    Pairs words = load_pairs(block + i);
+    for (int k = 0; k < kKeys; ++k) sums[k] = multiply_add(sums[k], words, load_pairs(keys + k * kBlock + i));
+  }
+  for (int k = 0; k < kKeys; ++k) out[k] = total(sums[k]);
+}
+
+struct Moments {
+  double least = INFINITY, greatest = -INFINITY, total = 0, squares = 0;
+};
+
+// Sums run in float32 over 1024 elements (a few roundings per lane), then in float64.
+template <typename T>
+void add_moments(Moments& moments, const T* x, int64_t size) {
+  constexpr int64_t kRun = 1024;
+  Vec low = set1(INFINITY), high = set1(-INFINITY);
+  for (int64_t start = 0; start < size; start += kRun) {
+    int64_t run = smaller(kRun, size - start), i = 0;
+    Vec sums[4] = {zero(), zero(), zero(), zero()}, squares[4] = {zero(), zero(), zero(), zero()};
+    for (; i + 4 * Vec::width <= run; i += 4 * Vec::width)
+      for (int k = 0; k < 4; ++k) {
+        Vec v = load(x + start + i + k * Vec::width);
+        sums[k] = sums[k] + v;
+        squares[k] = fma(v, v, squares[k]);
+        low = vmin(low, v);
+        high = vmax(high, v);
+      }
+    moments.total += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    moments.squares += sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; i < run; ++i) {
+      double v = to_float(x[start + i]);
+      moments.total += v;
+      moments.squares += v * v;
+      moments.least = v < moments.least ? v : moments.least;
+      moments.greatest = v > moments.greatest ? v : moments.greatest;
+    }
+  }
+  double least = -maximum(zero() - low), greatest = maximum(high);
+  moments.least = least < moments.least ? least : moments.least;
+  moments.greatest = greatest > moments.greatest ? greatest : moments.greatest;
+}
+
+static inline uint32_t bits_from(const unsigned char* bits, int64_t place) {
+  uint32_t word;
+  std::memcpy(&word, bits + (place >> 3), 4);
+  return word >> (place & 7);
+}
+
+// sums[j] += the signed elements of `rows` (at most kFoldRows) rows of x, which lie `stride` elements apart; bit `place`
+// of the signs is that of x[0].
+template <typename T>
+void fold_rows(double* sums, const T* x, int64_t rows, int64_t stride, int64_t width, const unsigned char* signs,
+               int64_t place) {
+  constexpr int kGroup = 8;
+  float folded[kGroup * Vec::width];
+  for (int64_t column = 0; column < width; column += kGroup * Vec::width) {
+    int64_t here = smaller(kGroup * Vec::width, width - column);
+    Vec group[kGroup];
+    for (int k = 0; k < kGroup; ++k) group[k] = zero();
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* from = x + row * stride + column;
+      int64_t bit = place + row * stride + column;
+      if (here == kGroup * Vec::width) {
+        for (int k = 0; k < kGroup; ++k)
+          group[k] = group[k] + negate_where(load(from + k * Vec::width), bits_from(signs, bit + k * Vec::width));
+      } else {
+        for (int k = 0; k * Vec::width < here; ++k) {
+          int count = static_cast<int>(smaller(Vec::width, here - k * Vec::width));
+          group[k] = group[k] + negate_where(load_count(from + k * Vec::width, count),
+                                             bits_from(signs, bit + k * Vec::width));
+        }
+      }
+    }
+    for (int k = 0; k < kGroup; ++k) store(folded + k * Vec::width, group[k]);
+    for (int64_t j = 0; j < here; ++j) sums[column + j] += folded[j];
+  }
+}
+
+// The tile's sums per bucket, its first element belonging to bucket `first`.
+template <typename T>
+void fold_tile(double* sums, const T* x, int64_t size, int64_t buckets, int64_t first, const unsigned char* signs) {
+  for (int64_t j = 0; j < buckets; ++j) sums[j] = 0;
+  int64_t head = first == 0 ? 0 : smaller(buckets - first, size);
+  if (head > 0) fold_rows(sums + first, x, 1, 0, head, signs, 0);
+  int64_t i = head;
+  for (; i + buckets <= size; ) {
+    int64_t rows = smaller(kFoldRows, (size - i) / buckets);
+    fold_rows(sums, x + i, rows, buckets, buckets, signs, i);
+    i += rows * buckets;
+  }
+  if (i < size) fold_rows(sums, x + i, 1, 0, size - i, signs, i);
+}
+
+}  // namespace
+}  // namespace porter
+
+// words: kKeys words. keys: kKeys * kBlock bytes for each level of the tree, whose leaves are blocks of `data`.
+PORTER_EXPORT void porter_fingerprint(void* words, const void* data, const void* keys, int64_t bytes,
+                                      int32_t threads) {
+  using namespace porter;
+  constexpr int64_t kBlocksAtOnce = 64;
+  std::vector<uint64_t> level;
+  const unsigned char* from = static_cast<const unsigned char*>(data);
+  const unsigned char* key = static_cast<const unsigned char*>(keys);
+  do {
+    int64_t blocks = bytes == 0 ? 1 : divide_up(bytes, kBlock), turns = divide_up(blocks, kBlocksAtOnce);
+    std::vector<uint64_t> next(blocks * kKeys);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && turns > 1) schedule(static)
+    for (int64_t turn = 0; turn < turns; ++turn)
+      for (int64_t block = turn * kBlocksAtOnce; block < smaller(blocks, (turn + 1) * kBlocksAtOnce); ++block)
+        hash_block(next.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), key);
+    level.swap(next);
+    from = reinterpret_cast<const unsigned char*>(level.data());
+    bytes = blocks * kKeys * static_cast<int64_t>(sizeof(uint64_t));
+    key += kKeys * kBlock;
+  } while (bytes > kKeys * static_cast<int64_t>(sizeof(uint64_t)));
+  std::memcpy(words, from, bytes);
+}
+
+// moments: minimum, maximum, sum and sum of squares; where the last two are not finite or overflowed, so are the
+// elements. folded, unless null: `buckets` float64 sums. signs: kTile bits and 4 spare bytes. flips: for each tile, a
+// row of divide_up(buckets, 8) bytes whose bit j says that bucket j of the tile is subtracted.
+PORTER_EXPORT void porter_measure(void* moments, void* folded, const void* data, const void* signs, const void* flips,
+                                  int64_t size, int64_t buckets, int32_t dtype, int32_t threads) {
+  using namespace porter;
+  int64_t tiles = divide_up(size, kTile), row = divide_up(buckets, 8);
+  std::vector<Moments> partial(tiles);
+  std::vector<double> sums(folded == nullptr ? 0 : tiles * buckets);
+  dispatch(dtype, [&](auto tag) {
+    using T = decltype(tag);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const T* x = static_cast<const T*>(data) + tile * kTile;
+      int64_t here = smaller(kTile, size - tile * kTile);
+      add_moments(partial[tile], x, here);
+      if (folded != nullptr)
+        fold_tile(sums.data() + tile * buckets, x, here, buckets, tile * kTile % buckets,
+                  static_cast<const unsigned char*>(signs));
+    }
+  });
+  Moments all;
+  for (const Moments& m : partial) {
+    all.least = m.least < all.least ? m.least : all.least;
+    all.greatest = m.greatest > all.greatest ? m.greatest : all.greatest;
+    all.total += m.total;
+    all.squares += m.squares;
+  }
+  double* out = static_cast<double*>(moments);
+  out[0] = all.least, out[1] = all.greatest, out[2] = all.total, out[3] = all.squares;
+  if (folded == nullptr) return;
+  double* y = static_cast<double*>(folded);
+  for (int64_t j = 0; j < buckets; ++j) y[j] = 0;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const unsigned char* flip = static_cast<const unsigned char*>(flips) + tile * row;
+    for (int64_t j = 0; j < buckets; ++j) {
+      double s = sums[tile * buckets + j];
+      y[j] += (flip[j >> 3] >> (j & 7)) & 1 ? -s : s;
+    }
+  }
+}
