@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from porter.alignment.calls import Call
 from porter.alignment.drift import Drift
 from porter.alignment.forcing import ForcedCall, Untouched
-from porter.alignment.lanes import Change, Seen, Side, exactly, run_calls, skipped_children
+from porter.alignment.lanes import Change, Seen, Side, exactly, natively, run_calls, skipped_children
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import Observation, worst
 from porter.alignment.pairing import Pair, relative_name
 from porter.alignment.precision_swap import exact
 from porter.alignment.replay import CANNOT_RUN, Replayer
+from porter.alignment.streaming import Tensors
 from porter.alignment.weights import JudgedWeight
 
 PLAIN = (bool, int, float, str, type(None))
@@ -38,6 +39,7 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
     candidate = _rerun(replayer, mine, calls, result.candidate_exact) if lane == "exact" else result.candidate_native
     oracle = _observations(run_calls(side, calls, exactly, exact(source, skipped_children(source, forced))))
     verdicts = [v for v in (result.exact if lane == "exact" else result.native) if v is not None]
+    values, expected, quantized = _weights(result.pair, weights)
     label, before, index = worst(_observations(candidate), oracle)
     return Drift(
         module=result.pair.module,
@@ -53,8 +55,13 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
         source_output=oracle,
         candidate_output=_observations(candidate),
         config=side.config,
-        weights=_weights(result.pair, weights),
+        weights=values,
+        expected=expected,
+        quantized=quantized,
+        dtype=replayer.recorded.dtype,
+        keep=[call.keep for call in calls],
         elsewhere=_elsewhere(replayer.source, result.pair),
+        run_candidate=_again(replayer, mine, calls, lane),
         run_module=_runner(side, calls, forced),
     )
 
@@ -113,6 +120,13 @@ def _rerun(replayer: Replayer, mine: Side, calls: Sequence[Call], before: Sequen
     return replayer.run_exact(mine, calls) if any(call.forced for call in calls) else before
 
 
+def _again(replayer: Replayer, mine: Side, calls: Sequence[Call], lane: str) -> Callable[[], list[Observation]]:
+    def run() -> list[Observation]:
+        return _observations(replayer.run_exact(mine, calls) if lane == "exact" else run_calls(mine, calls, natively))
+
+    return run
+
+
 def _observations(seen: Sequence[Seen]) -> list[Observation]:
     return [{label: exactly(tensor) for label, tensor in each.tensors.items()} for each in seen]
 
@@ -163,28 +177,41 @@ def _same(module: nn.Module, original: nn.Module) -> bool:
 def _equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
     if mine is None or theirs is None or mine is theirs:
         return mine is theirs
+    if mine.is_meta or theirs.is_meta:  # still on disk, so nobody has changed it
+        return mine.is_meta and theirs.is_meta
     return mine.shape == theirs.shape and mine.dtype == theirs.dtype and torch.equal(mine, theirs)
 
 
-def _elsewhere(source: nn.Module | None, pair: Pair) -> dict[str, Tensor]:
-    """The parameters of the source model outside the pair; the tensors themselves, not copies."""
+def _elsewhere(source: nn.Module | None, pair: Pair) -> Mapping[str, Tensor]:
+    """The parameters of the source model outside the pair; the tensors themselves, not copies, or read on demand."""
     if source is None:
         return {}
     own = tuple(f"{name}." for name in pair.sources)
-    return {name: value.detach() for name, value in source.named_parameters() if not name.startswith(own)}
+    return Tensors(source, [name for name, _ in source.named_parameters() if not name.startswith(own)])
 
 
-def _weights(pair: Pair, weights: Sequence[JudgedWeight]) -> dict[str, tuple[Tensor, Tensor]]:
-    """(the source's, the candidate's) values of the pair's own parameters, under the source module's own names."""
-    found = {}
+def _weights(
+    pair: Pair, weights: Sequence[JudgedWeight]
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, float], frozenset[str]]:
+    """(the source's, the candidate's) values of the pair's own parameters, under the source module's own names; the
+    error that each may have; and which are quantized."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    expected: dict[str, float] = {}
+    quantized = set()
     for judged in weights:
         weight = judged.weight
-        if weight.reference is None or weight.candidate is None or not weight.is_parameter:
+        if weight.read is None or not weight.is_parameter:
             continue
         for source in pair.sources:
             if weight.source.startswith(f"{source}."):
+                values = weight.values()
+                if values.reference is None or values.candidate is None:
+                    continue
                 inner = relative_name(weight.source, source)
                 group = source.rpartition(".")[2]
                 name = inner if len(pair.sources) == 1 else f"{group}.{inner}"
-                found[name] = (exactly(weight.reference), exactly(weight.candidate))
-    return found
+                found[name] = (exactly(values.reference), exactly(values.candidate))
+                expected[name] = judged.row.expected or 0.0
+                if weight.quantized:
+                    quantized.add(name)
+    return found, expected, frozenset(quantized)

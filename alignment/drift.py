@@ -54,6 +54,16 @@ class Drift:
     """Parameters in float64 by the source module's own name: (the source's, the candidate's unfused, dequantized)."""
     elsewhere: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """The source model's parameters of other modules, by full name: one may have been loaded in place of this one's."""
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """What the candidate's dtype or scheme may cost each of `weights`, relative L2; 0 where a copy must be exact."""
+    quantized: frozenset[str] = frozenset()
+    """Those of `weights` that the candidate stores quantized."""
+    dtype: torch.dtype = torch.float32
+    """What the candidate computes in."""
+    keep: Sequence[Tensor | None] = ()
+    """Per recorded call which positions [B, S] hold tokens (of the others nothing is observed); None: all."""
+    run_candidate: Callable[[], list[Observation]] | None = field(repr=False, default=None)
+    """Runs the candidate once more, as it ran for `candidate_output`."""
     run_module: Run = field(repr=False, default=lambda module, inputs: [])
 
     def fresh(self) -> nn.Module:

@@ -43,6 +43,11 @@ def attentions(module: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
+def recurrences(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Linear attention: a short convolution and a decay A_log, a state in the cache for each."""
+    return [(name, part) for name, part in parts(module) if "conv1d" in part._modules and "A_log" in part._parameters]
+
+
 def gated_mlps(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Dense gated MLPs: gate_proj, up_proj, down_proj."""
     return [(name, part) for name, part in parts(module) if all(n in part._modules for n in GATED)]

@@ -11,26 +11,40 @@ from porter.alignment.hypotheses import (
     activation,
     attention_mask,
     attention_scale,
+    attention_softmax,
     bias,
+    block_scales,
+    convolution,
+    determinism,
     expert_order,
     gate_up_swapped,
+    kv_cache,
     kv_heads,
     low_precision,
+    nibble_order,
     non_finite,
     norm_eps,
+    norm_precision,
     norm_weight,
     output_relation,
+    padding,
     parameter_layout,
     parameter_scale,
+    quantization,
+    recurrent_state,
+    reduction,
     residual,
     rope_frequencies,
     rope_style,
     router_bias,
     router_groups,
+    router_precision,
     router_weights,
     shared_expert,
     unknown,
+    zero_point,
 )
+from porter.alignment.hypotheses.relation import drifted, with_parameters_of_candidate
 from porter.alignment.report import Cause
 
 
@@ -48,19 +62,30 @@ class Hypothesis(Protocol):
         """The cause with the error before and after; None where the bug leaves most of the error standing."""
 
 
-FATAL: tuple[Hypothesis, ...] = (non_finite.NAN, non_finite.OVERFLOW)
-"""Tried first: with NaN about, no distance means anything."""
+FATAL: tuple[Hypothesis, ...] = (non_finite.NAN, non_finite.OVERFLOW, determinism.HYPOTHESIS)
+"""Tried first: with NaN about, or another answer each time, no distance means anything."""
 
-SPECIFIC: tuple[Hypothesis, ...] = (
+PARAMETERS: tuple[Hypothesis, ...] = (
     bias.PARAMETER,
     parameter_layout.STALE,
     parameter_layout.EXCHANGED_PARAMETERS,
     parameter_layout.TRANSPOSED,
+    nibble_order.HYPOTHESIS,
     parameter_layout.PERMUTED,
+    quantization.PARAMETER,
+    router_precision.PARAMETER,
     low_precision.PARAMETER,
     parameter_scale.RATIO,
     parameter_scale.OFFSET,
-    parameter_scale.BLOCKS,
+    block_scales.MISREAD_SCALES,
+    zero_point.HYPOTHESIS,
+)
+"""Wrong values of a parameter, recognised from the values alone."""
+
+PARAMETERS_GENERAL: tuple[Hypothesis, ...] = (parameter_scale.ROWS, parameter_scale.BLOCKS, parameter_layout.PARTS)
+"""What also describes the effect of the ones above, or the part of a parameter that is wrong."""
+
+MATHEMATICS: tuple[Hypothesis, ...] = (
     rope_frequencies.THETA,
     rope_frequencies.SCALING,
     rope_frequencies.POSITION,
@@ -73,58 +98,110 @@ SPECIFIC: tuple[Hypothesis, ...] = (
     router_weights.SCALE,
     router_weights.SCORE,
     router_groups.HYPOTHESIS,
+    router_precision.HYPOTHESIS,
     shared_expert.HYPOTHESIS,
     expert_order.HYPOTHESIS,
     kv_heads.HYPOTHESIS,
     residual.HYPOTHESIS,
     norm_weight.HYPOTHESIS,
+    norm_precision.HYPOTHESIS,
     attention_mask.MASK,
     attention_mask.WINDOW,
+    attention_softmax.HYPOTHESIS,
+    kv_cache.STALE,
+    kv_cache.NARROW,
+    recurrent_state.DTYPE,
+    recurrent_state.RESET,
+    convolution.HYPOTHESIS,
+    reduction.MISSING,
+    reduction.DOUBLED,
+    quantization.ACTIVATION,
 )
-"""Bugs with a name."""
+"""Bugs with a name in what a module does with its inputs."""
 
 FITTED: tuple[Hypothesis, ...] = (norm_eps.HYPOTHESIS, attention_scale.HYPOTHESIS)
 """Bugs with a name and a number to solve for: dozens of replays, so only where none without explains exactly."""
 
 GENERAL: tuple[Hypothesis, ...] = (
-    parameter_scale.ROWS,
     output_relation.BRANCH,
     output_relation.RATIO,
     output_relation.OFFSET,
     low_precision.OUTPUT,
+    padding.HYPOTHESIS,
 )
 """Relations that also describe the effect of a named bug: reported only where no named bug explains as much."""
 
-CATALOGUE: tuple[Hypothesis, ...] = (*FATAL, *SPECIFIC, *FITTED, *GENERAL, unknown.HYPOTHESIS)
+CATALOGUE: tuple[Hypothesis, ...] = (
+    *FATAL,
+    *PARAMETERS,
+    *PARAMETERS_GENERAL,
+    *MATHEMATICS,
+    *FITTED,
+    *GENERAL,
+    unknown.HYPOTHESIS,
+)
 """The only registry of hypotheses."""
 
 TIE = 3.0
 """Distances after within this factor of each other, or both below a tenth of the floor, cannot be told apart."""
+EXPLAINED = 0.5
+"""Confidence from which a cause counts as an explanation."""
 
 
-def explain(drift: Drift, catalogue: Sequence[Hypothesis] = CATALOGUE) -> list[Cause]:
-    """The causes of one drift, most confident first; `unknown` alone when nothing brings it within the floor.
+def explain(drift: Drift) -> list[Cause]:
+    """The causes of one drift, most confident first; `unknown` where nothing brings it within the floor.
 
-    Causes within the floor push out partial ones; ties say so and share their confidence.
+    Wrong parameters come first: the source is replayed with the candidate's. Where that reproduces the candidate they
+    are all there is to explain; else mathematics is tried on what they leave.
     """
-    last = unknown.HYPOTHESIS
-    fatal = _tried(drift, [h for h in catalogue if h in FATAL])
+    fatal = _tried(drift, FATAL)
     if fatal:
         return fatal
-    late = (*FATAL, *FITTED, *GENERAL, last)
-    specific = _tried(drift, [h for h in catalogue if h not in late])
-    if not any(found.after is not None and found.after <= drift.floor / 10 for found in specific):
-        specific += _tried(drift, [h for h in catalogue if h in FITTED])
-    within = [found for found in specific if found.confidence >= 0.5]
-    if within:
-        return _with_ties(within, drift.floor)
-    general = _tried(drift, [h for h in catalogue if h in GENERAL])
-    within = [found for found in general if found.confidence >= 0.5]
-    if within:
-        return _with_ties(within, drift.floor)[:1]
-    partial = sorted((*specific, *general), key=lambda found: -found.confidence)[:2]
-    rest = last.explain(drift)
-    return [*partial, *([rest] if rest is not None else [])]
+    found = explain_parameters(drift)
+    left = with_parameters_of_candidate(drift) if found or _differ(drift) else drift
+    if left is not None:
+        found += _mathematics(left)
+    elif not found:
+        found = _last(drift)
+    return sorted(found, key=lambda cause: -cause.confidence)
+
+
+def explain_parameters(drift: Drift) -> list[Cause]:
+    """The causes of each parameter that differs, from its values alone: no replay is needed. A kind is said once."""
+    found: list[Cause] = []
+    for parameter in drifted(drift):
+        elsewhere = {**drift.elsewhere, **{n: value for n, (value, _) in drift.weights.items() if n != parameter.key}}
+        alone = dataclasses.replace(
+            drift, weights={parameter.key: drift.weights[parameter.key]}, elsewhere=elsewhere, lane="exact"
+        )
+        found += _best(_tried(alone, PARAMETERS), parameter.floor) or _best(
+            _tried(alone, PARAMETERS_GENERAL), parameter.floor
+        )
+    return list({cause.kind: cause for cause in reversed(found)}.values())[::-1]
+
+
+def _mathematics(drift: Drift) -> list[Cause]:
+    named = _tried(drift, MATHEMATICS)
+    if not any(found.after is not None and found.after <= drift.floor / 10 for found in named):
+        named += _tried(drift, FITTED)
+    best = _best(named, drift.floor)
+    if best:
+        return best
+    general = _tried(drift, GENERAL)
+    best = _best(general, drift.floor)
+    if best:
+        return best[:1]
+    partial = sorted((*named, *general), key=lambda found: -found.confidence)[:2]
+    return [*partial, *_last(drift)]
+
+
+def _last(drift: Drift) -> list[Cause]:
+    rest = unknown.HYPOTHESIS.explain(drift)
+    return [] if rest is None else [rest]
+
+
+def _differ(drift: Drift) -> bool:
+    return next(drifted(drift), None) is not None
 
 
 def _tried(drift: Drift, hypotheses: Sequence[Hypothesis]) -> list[Cause]:
@@ -132,27 +209,23 @@ def _tried(drift: Drift, hypotheses: Sequence[Hypothesis]) -> list[Cause]:
     return [each for each in found if each is not None]
 
 
-def _with_ties(causes: Sequence[Cause], floor: float) -> list[Cause]:
-    """The best cause, and those that the numbers cannot tell from it."""
-    ranked = sorted(causes, key=lambda found: -found.confidence)
-    best = ranked[0]
-    limit = max(TIE * (best.after or 0.0), floor / 10.0)
-    tied = [found for found in ranked if (found.after or 0.0) <= limit]
+def _best(causes: Sequence[Cause], floor: float) -> list[Cause]:
+    """The cause that explains most, and those that the numbers cannot tell from it, one of each kind.
+
+    They share the confidence: of n causes that explain as much, each is right once in n.
+    """
+    within = [found for found in causes if found.confidence >= EXPLAINED]
+    if not within:
+        return []
+    least = min(found.after or 0.0 for found in within)
+    limit = max(TIE * least, floor / 10.0)
+    tied = list({found.kind: found for found in reversed(within) if (found.after or 0.0) <= limit}.values())[::-1]
     if len(tied) == 1:
         return tied
-    first, *others = sorted(tied, key=causes.index)
-    others = list({found.kind: found for found in reversed(others) if found.kind != first.kind}.values())
-    if not others:
-        return [first]
-    names = ", ".join(sorted(found.kind for found in others))
-    share = max(0.5, 1.0 / len(tied))
-    said = f"{first.says} (these inputs do not tell it from {names})"
-    return [
-        dataclasses.replace(first, says=said, confidence=first.confidence * 0.9),
-        *(
-            dataclasses.replace(
-                found, says=f"{found.says} (tied with {first.kind})", confidence=found.confidence * 0.9 * share
-            )
-            for found in others
-        ),
-    ]
+    sure = max(found.confidence for found in tied) / len(tied)
+    return [dataclasses.replace(found, confidence=sure, says=_tied(found, tied)) for found in tied]
+
+
+def _tied(found: Cause, tied: Sequence[Cause]) -> str:
+    others = ", ".join(other.kind for other in tied if other.kind != found.kind)
+    return f"{found.says} (these inputs do not tell it from {others})"

@@ -39,14 +39,19 @@ def round_to(values: torch.Tensor, bits: int, towards_zero: bool = False) -> tor
     return torch.ldexp((scaled.trunc() if towards_zero else scaled.round()) / 2.0**bits, exponent)
 
 
+def levels_around(source: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values that `candidate` [R, C] takes in the same row just below and above each of `source` [R, C]."""
+    levels = candidate.sort(dim=-1)[0].contiguous()
+    right = torch.searchsorted(levels, source.contiguous()).clamp(1, levels.shape[-1] - 1)
+    return levels.gather(-1, right - 1), levels.gather(-1, right)
+
+
 def nearest_levels(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """`source` [R, C] rounded per row to the nearest of the values that `candidate` [R, C] takes in that row.
 
     Halfway between two, to the candidate's own choice.
     """
-    levels = candidate.sort(dim=-1)[0].contiguous()
-    right = torch.searchsorted(levels, source.contiguous()).clamp(1, levels.shape[-1] - 1)
-    low, high = levels.gather(-1, right - 1), levels.gather(-1, right)
+    low, high = levels_around(source, candidate)
     nearest = torch.where((source - low).abs() <= (high - source).abs(), low, high)
     as_near = (source - candidate).abs() <= (1 + HALFWAY) * (source - nearest).abs()
     return torch.where(as_near, candidate, nearest)
@@ -74,12 +79,13 @@ def grid_levels(values: torch.Tensor) -> int | None:
 def _bits(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     source, candidate = parameter.source.to(torch.float64), parameter.candidate.to(torch.float64)
     bits = significant_bits(candidate)
-    if bits <= MOST_BITS and bits < significant_bits(source):
+    if not parameter.quantized and bits <= MOST_BITS and bits < significant_bits(source):
         known = f", as {FORMATS[bits]}" if bits in FORMATS else ""
         for towards_zero, how in ((False, "rounded"), (True, "truncated")):
             says = f"{parameter.name} is {how} to {bits} significant bits{known}: keep it in the source's precision"
             yield Finding("low-precision", relative(round_to(source, bits, towards_zero), candidate), says)
-    yield from _levels(parameter.name, source, candidate)
+    if not parameter.quantized:
+        yield from _levels(parameter.name, source, candidate)
 
 
 def _levels(name: str, source: torch.Tensor, candidate: torch.Tensor) -> Iterator[Finding]:

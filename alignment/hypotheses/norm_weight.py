@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +20,14 @@ def is_zero_centred(norm: nn.Module) -> bool:
     weight = norm.get_parameter("weight")
     copied = shallow_copy(norm)
     set_parameter(copied, "weight", torch.zeros_like(weight))
+    ones = torch.ones(1, weight.shape[0], dtype=weight.dtype, device=weight.device)
     with torch.no_grad():
-        return bool(copied(torch.ones(1, weight.shape[0], dtype=weight.dtype, device=weight.device)).abs().sum() > 0)
+        return bool(copied(*(ones, ones) if takes_gate(norm) else (ones,)).abs().sum() > 0)
+
+
+def takes_gate(norm: nn.Module) -> bool:
+    """Whether the norm multiplies by an activated gate, its second argument."""
+    return "gate" in inspect.signature(type(norm).forward).parameters
 
 
 def _add_to_weight(path: str, amount: float) -> Change:
@@ -69,7 +76,8 @@ def _trials(drift: Drift) -> Iterator[Trial]:
         yield Trial("norm-missing", says, _identity(path), part=path)
         says = f"{name} normalises but does not apply its weight: load {name}.weight"
         yield Trial("norm-missing", says, _fill_weight(path, 0.0 if zero_centred else 1.0), part=path)
-        yield Trial("norm-missing", f"{name} is applied twice: remove one of the two", _doubled(path), part=path)
+        if not takes_gate(norm):
+            yield Trial("norm-missing", f"{name} is applied twice: remove one of the two", _doubled(path), part=path)
 
 
 HYPOTHESIS = TrialHypothesis(("norm-zero-centred", "norm-missing"), _trials)

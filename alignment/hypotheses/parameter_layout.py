@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.nibble_order import is_packing
 from porter.alignment.hypotheses.permutation import classify, matching_order
 from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
 
@@ -35,7 +36,7 @@ def _permuted(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     dims = range(source.dim()) if source.dim() > 1 or source.numel() > 1 else range(0)
     for dim in dims:
         order = matching_order(source, candidate, dim)
-        if order is None:
+        if order is None or (source.dim() > 1 and is_packing(order, dim - source.dim())):
             continue
         after = relative(source.index_select(dim, order), candidate)
         kind, words = classify(drift, parameter.name, order, dim, source.dim())
@@ -87,10 +88,43 @@ def _stale(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
         yield Finding("weight-stale", 0.0, f"{parameter.name} is {value:.4g} everywhere: it was never loaded")
 
 
+SLICES = (2, 4, 8)
+
+
+def _parts(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
+    """Only some of the slices are the source's: which experts, heads, ranks or blocks are not."""
+    source, candidate = parameter.source, parameter.candidate
+    for dim in range(source.dim()):
+        words = slice_words(drift, source, dim)
+        right = (source == candidate).movedim(dim, 0).flatten(1).all(-1)
+        if source.dim() < 2 or not bool(right.any()) or bool(right.all()):
+            continue
+        wrong = (~right).nonzero().flatten().tolist()
+        spans = wrong[-1] - wrong[0] + 1 == len(wrong) and len(wrong) > 1
+        places = f"{wrong[0]} to {wrong[-1]}" if spans else ", ".join(map(str, wrong[:6]))
+        zeros = not bool(candidate.movedim(dim, 0)[wrong].any())
+        what = (
+            "are zero: they were never loaded"
+            if zeros
+            else "are not the source's: they were never loaded, or hold another's"
+        )
+        says = f"Only {words} {places} of {parameter.name} ({len(wrong)} of {len(right)}) {what}"
+        mended = candidate.movedim(dim, 0).clone()
+        mended[wrong] = source.movedim(dim, 0)[wrong]
+        yield Finding("weight-stale", relative(mended.movedim(0, dim), source), says)
+        return
+
+
+def slice_words(drift: Drift, source: torch.Tensor, dim: int) -> str:
+    """What a slice of the dimension is called."""
+    return "experts" if source.dim() == 3 and dim == 0 else "rows" if dim == source.dim() - 2 else "columns"
+
+
 TRANSPOSED = ParameterHypothesis(("weight-transposed",), _transposed)
 PERMUTED = ParameterHypothesis(
     ("weight-permuted", "head-permutation", "kv-head-order", "expert-permutation", "rope-style", "gate-up-swapped"),
     _permuted,
 )
 EXCHANGED_PARAMETERS = ParameterHypothesis(("gate-up-swapped", "tied-embedding", "weight-stale"), _exchanged)
+PARTS = ParameterHypothesis(("weight-stale",), _parts)
 STALE = ParameterHypothesis(("weight-stale",), _stale)

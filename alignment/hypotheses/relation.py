@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.surgery import set_parameter, shallow_copy
 from porter.alignment.hypotheses.trial import PARTIAL_NEEDED, confidence
+from porter.alignment.observation import worst
 from porter.alignment.report import Cause
 
 ROUNDING = 1e-6
@@ -24,6 +27,10 @@ class Parameter:
     candidate: torch.Tensor
     key: str
     """Its key in `Drift.weights`; `name` is what a user knows it by."""
+    quantized: bool = False
+    """Whether the candidate stores it quantized."""
+    floor: float = ROUNDING
+    """A relation holds that leaves no more than this: what storage rounds, or the scheme costs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,31 @@ def drifted(drift: Drift) -> Iterator[Parameter]:
         expected = tensors.get(name, source).detach()
         if candidate.shape == expected.shape and relative(candidate, expected) > ROUNDING:
             known_as = name if "." in name else f"{drift.source}.{name}"
-            yield Parameter(known_as, expected, candidate, name)
+            floor = max(ROUNDING, storage_rounding(drift), drift.expected.get(name, 0.0))
+            yield Parameter(known_as, expected, candidate, name, name in drift.quantized, floor)
+
+
+def with_parameters_of_candidate(drift: Drift) -> Drift | None:
+    """What is left of the drift once the source has the candidate's parameters; None where nothing is.
+
+    The drift itself where they do not bring the source nearer: something makes up for them, or they do not fit.
+    """
+    wrong = list(drifted(drift))
+    copied = shallow_copy(drift.source_module)
+    for parameter in wrong:
+        set_parameter(copied, parameter.key, parameter.candidate)
+    try:
+        outputs = drift.run(copied)
+    except RuntimeError:
+        return drift
+    tensor, after, step = worst(drift.candidate_output, outputs)
+    if after <= drift.floor:
+        return None
+    if not after < drift.before:
+        return drift
+    return dataclasses.replace(
+        drift, source_module=copied, source_output=outputs, weights={}, tensor=tensor, before=after, step=step
+    )
 
 
 def storage_rounding(drift: Drift) -> float:
@@ -85,9 +116,8 @@ class ParameterHypothesis:
         found: list[Cause] = []
         for parameter in drifted(drift):
             before = relative(parameter.candidate, parameter.source)
-            floor = max(ROUNDING, storage_rounding(drift))
             for finding in self.relation(drift, parameter):
                 if finding.after <= PARTIAL_NEEDED * before:
-                    sure = confidence(before, finding.after, floor)
+                    sure = confidence(before, finding.after, parameter.floor)
                     found.append(Cause(finding.kind, drift.module, sure, before, finding.after, finding.says))
         return max(found, key=lambda c: c.confidence, default=None)

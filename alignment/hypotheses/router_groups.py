@@ -10,18 +10,19 @@ from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 
 
 def _variants(gate: Gate) -> Iterator[tuple[str, Gate]]:
-    yield (
-        "Groups of experts are ranked by their best score where the source sums their two best: sum the top 2",
-        altered(gate, group_score="max"),
-    )
+    if gate.group_score == "top2":
+        says = "Groups of experts are ranked by their best score where the source sums their two best: sum the top 2"
+        yield says, altered(gate, group_score="max")
+    else:
+        says = "Groups of experts are ranked by the sum of their two best scores where the source takes the best one"
+        yield says, altered(gate, group_score="top2")
     yield (
         f"All {gate.groups} groups compete where the source keeps the best {gate.groups_kept}: mask the others",
         altered(gate, groups=1),
     )
-    yield (
-        "Groups that were not kept are masked with 0 where the source uses -inf: a negative score loses to them",
-        altered(gate, excluded=0.0),
-    )
+    if gate.excluded != 0.0:
+        says = "Groups that were not kept are masked with 0 where the source uses -inf: a negative score loses to them"
+        yield says, altered(gate, excluded=0.0)
     for kept in (gate.groups_kept - 1, gate.groups_kept + 1):
         if 0 < kept < gate.groups:
             says = f"{kept} groups of experts are kept where the source keeps topk_group = {gate.groups_kept}"

@@ -11,10 +11,18 @@ from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import routers
+from porter.alignment.hypotheses.rounding import Format
 from porter.alignment.hypotheses.surgery import rebind_forward
 from porter.alignment.hypotheses.trial import Change, distance
 
 BIAS = "e_score_correction_bias"
+PLACES = {
+    "logits": "rounds its logits to {format}",
+    "inputs": "takes hidden states and weight in {format}",
+    "all": "computes logits and scores in {format}",
+    "scores": "rounds its scores to {format} before it chooses",
+}
+"""Where a router may round, and how a user is told."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +40,27 @@ class Gate:
     """What the scores of groups that were not kept are set to."""
     bias_selects: bool = True
     bias_weighs: bool = False
+    narrow: tuple[str, Format] | None = None
+    """One of PLACES and the format that it rounds to."""
 
     def __call__(self, module: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         """(logits [T, E], weights [T, k], indices [T, k]) as transformers' routers return them."""
         weight: torch.Tensor = module.weight  # type: ignore[assignment]
-        logits = nn.functional.linear(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), weight)
+        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "all")
+        logits = self._rounded(hidden @ self._rounded(weight, "inputs", "all").t(), "logits", "all")
         scores = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(dim=-1)
+        scores = self._rounded(scores, "scores", "all")
         bias = module._buffers.get(BIAS, module._parameters.get(BIAS))
         biased = scores if bias is None else scores + bias.to(scores.dtype)
-        indices = self._choice(biased if self.bias_selects else scores).topk(self.top_k, dim=-1, sorted=False)[1]
+        choices = self._choice(biased if self.bias_selects else scores)
+        indices = choices.topk(self.top_k, dim=-1, sorted=False)[1]
         weights = (biased if self.bias_weighs else scores).gather(1, indices)
         if self.renormalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if self.score == "sigmoid" else 0.0))
         return logits, weights * self.scale, indices
+
+    def _rounded(self, values: torch.Tensor, *places: str) -> torch.Tensor:
+        return self.narrow[1](values) if self.narrow is not None and self.narrow[0] in places else values
 
     def _choice(self, scores: torch.Tensor) -> torch.Tensor:
         if self.groups <= 1 or self.groups_kept >= self.groups:
@@ -61,15 +77,21 @@ class Gate:
 
 def gate_of(router: nn.Module) -> Gate:
     """The gate that a transformers router describes by its attributes."""
-    sigmoid = BIAS in router._buffers or BIAS in router._parameters or hasattr(router, "routed_scaling_factor")
+    method = router.__dict__.get("topk_method")
+    biased = BIAS in router._buffers or BIAS in router._parameters
+    sigmoid = biased or (method is None and hasattr(router, "routed_scaling_factor"))
     attribute = router.__dict__.get
+    grouped = method != "greedy"
     return Gate(
         top_k=int(attribute("top_k", 1)),
         score="sigmoid" if sigmoid else "softmax",
-        renormalize=bool(attribute("norm_topk_prob", True)),
+        # DeepSeek-V2, the family with a topk_method, scales its softmax scores and never renormalises them.
+        renormalize=bool(attribute("norm_topk_prob", method is None)),
         scale=float(attribute("routed_scaling_factor", 1.0)),
-        groups=int(attribute("num_group", 1)),
-        groups_kept=int(attribute("topk_group", 1)),
+        groups=int(attribute("num_group", None) or 1) if grouped else 1,
+        groups_kept=int(attribute("topk_group", None) or 1) if grouped else 1,
+        group_score="max" if method == "group_limited_greedy" else "top2",
+        excluded=0.0 if method == "group_limited_greedy" else float("-inf"),
     )
 
 

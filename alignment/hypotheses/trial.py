@@ -21,6 +21,8 @@ ChangeInputs = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
 
 PARTIAL_AT_MOST = 0.4
 """Confidence that a cause which leaves part of the error standing may have."""
+NEXT_TO_NOTHING = 1e-3
+"""Share of the floor below which no other trial of the same hypothesis can do better by a margin that counts."""
 PARTIAL_NEEDED = 0.5
 """A cause that leaves more than this share of the error standing explains nothing and is not reported."""
 
@@ -86,9 +88,15 @@ def mapped(drift: Drift, change: Callable[[torch.Tensor], torch.Tensor]) -> floa
 
 
 def best(drift: Drift, trials: Iterable[Trial]) -> Outcome | None:
-    """The trial that comes closest to the candidate; the first of equals."""
-    outcomes = [Outcome(trial, distance(drift, trial.change, trial.inputs)) for trial in trials]
-    return min(outcomes, key=lambda outcome: outcome.after, default=None)
+    """The trial that comes closest to the candidate; the first of equals, and the first that leaves next to nothing."""
+    nearest: Outcome | None = None
+    for trial in trials:
+        outcome = Outcome(trial, distance(drift, trial.change, trial.inputs))
+        if nearest is None or outcome.after < nearest.after:
+            nearest = outcome
+        if nearest.after <= drift.floor * NEXT_TO_NOTHING:
+            break
+    return nearest
 
 
 def solve(objective: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
@@ -110,14 +118,14 @@ def solve(objective: Callable[[float], float], grid: Sequence[float]) -> tuple[f
 
 
 def confidence(before: float, after: float, floor: float) -> float:
-    """How sure the numbers make us: within the floor, 1 less the part of the error left; otherwise at most 0.4.
+    """How sure the numbers make us: within the floor the share of the error that is gone; otherwise at most 0.4.
 
     Below the floor nothing is resolved, so an `after` counts as at least a thousandth of it.
     """
-    if not after <= floor:
-        return PARTIAL_AT_MOST * max(0.0, 1.0 - after / before) if math.isfinite(after) else 0.0
-    left = max(after, floor / 1000.0) / max(before, 1e-300)
-    return min(0.999, max(0.5, 1.0 - left))
+    if not math.isfinite(after):
+        return 0.0
+    gone = max(0.0, 1.0 - max(after, floor / 1000.0) / max(before, 1e-300))
+    return min(0.999, gone) if after <= floor else PARTIAL_AT_MOST * gone
 
 
 def cause(drift: Drift, outcome: Outcome | None, before: float | None = None) -> Cause | None:
@@ -125,7 +133,7 @@ def cause(drift: Drift, outcome: Outcome | None, before: float | None = None) ->
     if outcome is None:
         return None
     before = drift.before if before is None else before
-    if not outcome.after <= max(PARTIAL_NEEDED * before, 0.0) and not outcome.after <= drift.floor:
+    if not outcome.after <= PARTIAL_NEEDED * before:
         return None
     sure = confidence(before, outcome.after, drift.floor)
     says = outcome.trial.says if outcome.after <= drift.floor else f"Partly explained: {outcome.trial.says}"

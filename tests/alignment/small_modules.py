@@ -121,14 +121,14 @@ def drift_between(
     run = replay(calls)
     expected, found = run(source), run(candidate)
     tensor, before, step = worst(found, expected)
-    theirs = {**dict(candidate.named_parameters()), **dict(candidate.named_buffers())}
-    ours = {**dict(source.named_parameters()), **dict(source.named_buffers())}
-    weights = {name: (value.detach(), theirs[name].detach()) for name, value in ours.items() if name in theirs}
+    theirs = candidate.state_dict()
+    weights = {name: (value, theirs[name]) for name, value in source.state_dict().items() if name in theirs}
     name = f"model.layers.1.{path}".rstrip(".")
     return Drift(
         module=name, source=name, kind=type(source).__name__, lane=lane, tensor=tensor, step=step, before=before,
         floor=floor, source_module=source, candidate_module=candidate, source_output=expected, candidate_output=found,
         config=config, weights=weights, elsewhere=elsewhere or {}, run_module=run,
+        run_candidate=lambda: run(candidate),
     )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def in_native_lane(drift: Drift, noise: float = NOISE) -> Drift:
     found = [{label: rounded(tensor) for label, tensor in seen.items()} for seen in drift.candidate_output]
     tensor, before, step = worst(found, drift.source_output)
     return dataclasses.replace(
-        drift, candidate_output=found, lane="native", floor=FLOOR, weights={}, tensor=tensor, before=before, step=step
+        drift, candidate_output=found, lane="native", floor=FLOOR, weights={}, tensor=tensor, before=before, step=step,
+        run_candidate=None,
     )
 
 
@@ -65,7 +66,8 @@ def test_output_stored_in_fewer_bits() -> None:
     found = [{"output": seen["output"].to(torch.float8_e4m3fn).double()} for seen in drift.source_output]
     tensor, before, step = worst(found, drift.source_output)
     narrowed = dataclasses.replace(
-        drift, candidate_output=found, lane="native", floor=FLOOR, weights={}, tensor=tensor, before=before, step=step
+        drift, candidate_output=found, lane="native", floor=FLOOR, weights={}, tensor=tensor, before=before, step=step,
+        run_candidate=None,
     )
     first = explain(narrowed)[0]
     assert first.kind == "low-precision" and "4 significant bits" in first.says

@@ -13,13 +13,13 @@ from torch import nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
 from porter.alignment.hypotheses.attention_scale import yarn_mscale
+from porter.alignment.hypotheses.locator import localise
 from porter.alignment.hypotheses.low_precision import grid_levels, nearest_levels, round_to, significant_bits
 from porter.alignment.hypotheses.permutation import block_of, is_rope_style, matching_order
 from porter.alignment.hypotheses.rope_style import turn_half, turn_interleaved
 from porter.alignment.hypotheses.routing import gate_of
 from porter.alignment.hypotheses.surgery import rebind_forward, set_parameter, shallow_copy
 from porter.alignment.hypotheses.trial import confidence, solve
-from porter.alignment.hypotheses.unknown import localise
 
 SEEDED = torch.Generator().manual_seed(4)
 

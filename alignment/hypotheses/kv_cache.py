@@ -1,0 +1,121 @@
+"""Decoding on a key-value cache that is not what the steps before left: entries missing, overwritten, exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from porter.alignment.drift import Drift
+from porter.alignment.hypotheses.anatomy import attentions
+from porter.alignment.hypotheses.rounding import EIGHTHS
+from porter.alignment.hypotheses.surgery import INTERFACES, names_global, wrap_attention
+from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
+
+Read = Callable[[torch.Tensor, int], torch.Tensor]
+"""(what a decode step should read [B, H, T, D], length of the prefill) -> what it reads."""
+
+
+def _without(states: torch.Tensor, place: int) -> torch.Tensor:
+    place %= states.shape[2]
+    return torch.cat((states[:, :, :place], states[:, :, place + 1 :]), dim=2)
+
+
+def _filled(states: torch.Tensor, place: int, value: torch.Tensor | float) -> torch.Tensor:
+    changed = states.clone()
+    changed[:, :, place] = value
+    return changed
+
+
+def _past_of_next_row(states: torch.Tensor, prefill: int) -> torch.Tensor:
+    return torch.cat((states[:, :, :-1].roll(-1, 0), states[:, :, -1:]), dim=2)
+
+
+SHORTENED: tuple[tuple[str, Read], ...] = (
+    ("does not see its own key and value: append before reading", lambda s, p: _without(s, -1)),
+    ("does not see the token before it: the cache is read one entry short", lambda s, p: _without(s, -2)),
+    ("sees the prefill and itself, no earlier decode step: append each step's", lambda s, p: _after_prefill(s, p)),
+    ("does not see the prefill: carry its keys and values over", lambda s, p: s[:, :, p:]),
+    ("sees nothing but itself: the cache is empty", lambda s, p: s[:, :, -1:]),
+    ("does not see the first token: the cache starts one late", lambda s, p: s[:, :, 1:]),
+)
+"""Keys and values alike are missing."""
+
+OVERWRITTEN: tuple[tuple[str, Read], ...] = (
+    ("reads zeros in the place of its own token: it is written after it is read", lambda s, p: _filled(s, -1, 0.0)),
+    ("reads its predecessor's entry again in its own place", lambda s, p: _filled(s, -1, s[:, :, -2])),
+    ("reads its own entry in its predecessor's place, which it overwrote", lambda s, p: _filled(s, -2, s[:, :, -1])),
+    ("reads zeros for the token before it: its entry was never written", lambda s, p: _filled(s, -2, 0.0)),
+    ("reads its own entry in the first place: it wraps around too early", lambda s, p: _filled(s, 0, s[:, :, -1])),
+    ("reads the cache of another row of the batch", _past_of_next_row),
+)
+"""Entries hold something else; it may be that of the keys or of the values alone."""
+
+WHICH = (("", (True, True)), (" (its keys alone)", (True, False)), (" (its values alone)", (False, True)))
+
+
+def _after_prefill(states: torch.Tensor, prefill: int) -> torch.Tensor:
+    return torch.cat((states[:, :, :prefill], states[:, :, -1:]), dim=2)
+
+
+def _stale(path: str, read: Read, keys: bool, values: bool, shortens: bool) -> Change:
+    """Decode steps read their keys, values or both through `read`; where it drops entries the mask loses them too."""
+
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
+        prefill = [0]
+
+        def attend_stale(
+            module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **rest: Any
+        ) -> Any:
+            if query.shape[2] > 1:
+                prefill[0] = key.shape[2]
+            elif key.shape[2] > 2:
+                key = read(key, prefill[0]) if keys else key
+                value = read(value, prefill[0]) if values else value
+                if shortens and isinstance(mask, torch.Tensor):
+                    mask = read(mask.transpose(2, 3), prefill[0]).transpose(2, 3)
+            return attend(module, query, key, value, mask, **rest)
+
+        return attend_stale
+
+    return lambda module: wrap_attention(module.get_submodule(path), wrap)
+
+
+def _stored(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Keys and values pass through `change` before every step reads them."""
+
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def attend_stored(
+            module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
+        ) -> Any:
+            return attend(module, query, change(key), change(value), *rest, **options)
+
+        return attend_stored
+
+    return lambda module: wrap_attention(module.get_submodule(path), wrap)
+
+
+def _stale_trials(drift: Drift) -> Iterator[Trial]:
+    for path, attention in attentions(drift.source_module):
+        if not names_global(attention, INTERFACES):
+            continue
+        for words, read in SHORTENED:
+            change = _stale(path, read, True, True, True)
+            yield Trial("kv-cache-stale", f"A decode step {words}", change, part=path)
+        for words, read in OVERWRITTEN:
+            for which, (keys, values) in WHICH:
+                change = _stale(path, read, keys, values, False)
+                yield Trial("kv-cache-stale", f"A decode step {words}{which}", change, part=path)
+
+
+def _narrow_trials(drift: Drift) -> Iterator[Trial]:
+    for path, attention in attentions(drift.source_module):
+        if names_global(attention, INTERFACES):
+            for form in EIGHTHS:
+                says = f"Keys and values are stored as {form.name} without a scale: keep them in the model's dtype"
+                yield Trial("low-precision", says, _stored(path, form), part=path)
+
+
+STALE = TrialHypothesis(("kv-cache-stale",), _stale_trials)
+NARROW = TrialHypothesis(("low-precision",), _narrow_trials)
