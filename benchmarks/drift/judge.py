@@ -1,0 +1,113 @@
+"""One case: build, plant, align, and note what porter said beside what is true."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+import porter
+from benchmarks.drift.case import Case, Expectation, plant
+from benchmarks.drift.floor import excess
+from benchmarks.drift.site import Site
+from benchmarks.drift.workshop import Workshop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is true of a case (`modules`, `kinds`, `excess`) and what porter said of it."""
+
+    id: str
+    family: str
+    pair: str
+    fault: bool
+    modules: tuple[tuple[str, ...], ...]
+    kinds: tuple[str, ...]
+    excess: float | None
+    verdict: str
+    first: str | None
+    causes: tuple[str, ...]
+    seconds: float
+    error: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the fault moves its module by more than twice the noise."""
+        return self.fault and self.excess is not None and self.excess > 2.0
+
+    @property
+    def detected(self) -> bool:
+        """Whether the verdict is drift."""
+        return self.verdict == "drift"
+
+    @property
+    def located(self) -> bool:
+        """Whether the first drift is at the (first) planted fault."""
+        return self.detected and self.first in self.modules[0]
+
+    @property
+    def explained(self) -> bool:
+        """Whether the first cause named is right."""
+        return self.detected and bool(self.causes) and self.causes[0] in self.kinds
+
+    @property
+    def false_alarm(self) -> bool:
+        """Whether a legitimate difference was not called aligned."""
+        return not self.fault and self.verdict != "aligned"
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        marks = ("counts", "detected", "located", "explained") if self.fault else ("false_alarm",)
+        return asdict(self) | {name: getattr(self, name) for name in marks}
+
+
+def candidate_of(case: Case, workshop: Workshop) -> tuple[Any, Expectation]:
+    """The case's candidate, fault planted, and where the fault is."""
+    import random
+
+    model = workshop.candidate(case)
+    with torch.no_grad():
+        if case.fault is not None:
+            return model, plant(case.fault, model, case, workshop.stored(case))
+        if case.plant is not None:
+            case.plant(Site(model, case.family, 0, random.Random(case.seed), workshop.stored(case)))
+    return model, Expectation()
+
+
+def judge(case: Case, workshop: Workshop) -> Outcome:
+    """Run the case. An exception out of porter is an outcome too: the verdict "crashed"."""
+    prepared = workshop.prepared(case)
+    model, expectation = candidate_of(case, workshop)
+    moved = None
+    if case.fault is not None:
+        moved = excess(
+            workshop.healthy(case), model, expectation.first[0], prepared.tokens, prepared.mask,
+            torch.tensor(prepared.golden.generated).view(-1, len(prepared.tokens)).t(),
+        )  # fmt: skip
+    given = recorded(case, workshop, model) if case.recorded else model
+    began = time.process_time()
+    try:
+        report = porter.align(prepared.golden, given, source=copy.deepcopy(prepared.source))
+        verdict, first = report.verdict, report.first_drift.module if report.first_drift else None
+        causes, error = tuple(cause.kind for cause in report.causes), ""
+    except Exception as failure:
+        verdict, first, causes, error = "crashed", None, (), f"{type(failure).__name__}: {failure}"
+    seconds = time.process_time() - began
+    return Outcome(
+        case.id, case.family.name, case.pair, case.fault is not None, expectation.modules, case.kinds, moved, verdict,
+        first, causes, seconds, error,
+    )  # fmt: skip
+
+
+def recorded(case: Case, workshop: Workshop, model: Any) -> Any:
+    """A recording of the candidate in place of the candidate: one row at a time, or on other threads."""
+    before = torch.get_num_threads()
+    try:
+        if case.recorded == "threads":
+            torch.set_num_threads(before % 2 + 1)
+        return workshop.capture(case, model, case.recorded, batch_size=1 if case.recorded == "batch" else None)
+    finally:
+        torch.set_num_threads(before)
