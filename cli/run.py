@@ -17,6 +17,7 @@ def run(
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op's fallback to the reference.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the directory's code.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="First compare every weight with port.json.")] = False,
     json_output: JsonOption = False,
 ) -> int:
     """Generate greedily over a contiguous key-value cache.
@@ -31,7 +32,7 @@ def run(
 
     if new_tokens < 1:
         raise PorterError(f"--new-tokens {new_tokens}: must be at least 1")
-    model = load(directory, strict=strict, trust_remote_code=trust_remote_code)
+    model = load(directory, strict=strict, trust_remote_code=trust_remote_code, verify=verify)
     tokenizer = tokenizer_of(directory)
     input_ids = encode(tokenizer, prompt)
     tokens: list[int] = []

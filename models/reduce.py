@@ -45,7 +45,8 @@ def reduced_config(config: Any) -> Any:
     if data.get("layer_types"):
         data["layer_types"] = _sample_layer_types(data["layer_types"], data["num_hidden_layers"])
         data.pop("max_window_layers", None)
-    for name in (*TOKEN_FIELDS, "quantization_config", "porter", "head_dim" if "kv_lora_rank" in data else ""):
+    derived = ("head_dim", "qk_head_dim") if "kv_lora_rank" in data else ()
+    for name in (*TOKEN_FIELDS, "quantization_config", "porter", *derived):
         data.pop(name, None)
     reduced = config.__class__.from_dict(data)
     for name in TOKEN_FIELDS:

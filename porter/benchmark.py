@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from porter.generation import generate
+from porter.generation import generate, refuse_not_finite
 from porter.original import original_model
 
 STREAM_BYTES = 256 << 20
@@ -78,6 +78,8 @@ def time_plain(label: str, model: Any, input_ids: torch.Tensor, new_tokens: int,
     first, later = [], []
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     mask = torch.ones_like(input_ids)
+    with torch.inference_mode():
+        refuse_not_finite(model(input_ids, use_cache=False, logits_to_keep=1).logits, label)
     for repeat in range(repeats + 1):
         start = time.perf_counter()
         model.generate(input_ids, attention_mask=mask, max_new_tokens=1, min_new_tokens=1, **options)

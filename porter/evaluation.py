@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from porter.generation import refuse_not_finite
 
 
 @dataclass(frozen=True)
@@ -29,26 +30,31 @@ class Evaluation:
 
 
 def evaluate(candidate: nn.Module, reference: nn.Module, token_ids: torch.Tensor, window: int = 512) -> Evaluation:
-    """Teacher-forced on `token_ids` [length], in windows of `window` tokens that do not see each other."""
+    """Teacher-forced on `token_ids` [length], in windows of `window` tokens that do not see each other.
+
+    Raises Refusal where a model's logits are not finite: no figure can be computed from them.
+    """
     losses, divergences, agree = [], [], []
     for chunk in token_ids.split(window):
         if chunk.numel() < 2:
             continue
         with torch.no_grad():
             ours, theirs = (m(chunk[None], use_cache=False).logits[0, :-1].float() for m in (candidate, reference))
+        for logits, whose in ((theirs, "the original"), (ours, "the port")):
+            refuse_not_finite(logits, whose)
         p, q = theirs.log_softmax(-1), ours.log_softmax(-1)
         target = chunk[1:, None]
         losses.append(torch.cat([-q.gather(1, target), -p.gather(1, target)], dim=1).double())
         divergences.append((p.exp() * (p - q)).sum(-1))
         agree.append(ours.argmax(-1) == theirs.argmax(-1))
     loss, kl, same = torch.cat(losses), torch.cat(divergences), torch.cat(agree)
-    perplexity, reference_perplexity = (math.exp(float(x)) for x in loss.mean(0))
+    mean, reference_mean = loss.mean(0)
     different = (~same).nonzero()
     return Evaluation(
         tokens=int(same.numel()),
-        perplexity=perplexity,
-        reference_perplexity=reference_perplexity,
-        perplexity_ratio=perplexity / reference_perplexity,
+        perplexity=float(mean.exp()),
+        reference_perplexity=float(reference_mean.exp()),
+        perplexity_ratio=float((mean - reference_mean).exp()),
         top1_agreement=float(same.double().mean()),
         kl_mean=float(kl.mean()),
         kl_max=float(kl.max()),

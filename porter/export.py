@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from porter.checkpoint.validate import check_against
 from porter.checkpoint.writer import CheckpointWriter, TensorPlan
 from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.errors import PorterError
+from porter.integrity import CONFIG, text_digest, weight_record
 from porter.models.modelling_source import upstream_diff
 from porter.models.port import source_on_meta
 from porter.recipe import TensorRecipe, consumed, recipes
@@ -96,7 +96,7 @@ def export(
         allow_nonfinite=allow_nonfinite,
         dropped=dropped,
     )
-    _write_files(writer.directory, port, {n: str(d) for n, d in checkpoint.digests().items()}, weights, reference_only)
+    _write_files(writer.directory, port, checkpoint.digests(), weight_record(writer), weights, reference_only)
     writer.finish()
     return dataclasses.replace(port, directory=output)
 
@@ -143,7 +143,7 @@ def _write_code_only(port: Port, output: Path, plan: list[TensorRecipe]) -> Port
     if staging.exists():
         raise PorterError(f"{staging}: an unfinished conversion lies there; resume it with --weights, or remove it")
     staging.mkdir(parents=True)
-    _write_files(staging, port, {}, None, ())
+    _write_files(staging, port, {}, None, None, ())
     recipe = [
         {
             "outputs": {n: {"dtype": str(d).removeprefix("torch."), "shape": s} for n, (d, s) in r.outputs.items()},
@@ -157,10 +157,16 @@ def _write_code_only(port: Port, output: Path, plan: list[TensorRecipe]) -> Port
 
 
 def _write_files(
-    directory: Path, port: Port, digests: dict[str, str], weights: Path | None, reference_only: tuple[str, ...]
+    directory: Path,
+    port: Port,
+    digests: dict[str, str],
+    written: dict[str, Any] | None,
+    weights: Path | None,
+    reference_only: tuple[str, ...],
 ) -> None:
-    """Everything but the weights."""
-    files = code_files(port)
+    """Everything but the weights: `digests` are of the source's files, `written` is the record of the port's own."""
+    config = json.dumps(_config(port, reference_only), indent=2, default=str) + "\n"
+    files = code_files(port) | {CONFIG: config}
     for name, text in files.items():
         (directory / name).write_text(text, encoding="utf-8")
     diff = upstream_diff(port.source.module, files[port.source.file_name], port.source.file_name)
@@ -169,9 +175,8 @@ def _write_files(
         if weights is not None and (weights / name).is_file():
             shutil.copyfile(weights / name, directory / name)
     (directory / "README.md").write_text(_readme(port), encoding="utf-8")
-    (directory / "port.json").write_text(json.dumps(_manifest(port, files, digests), indent=1) + "\n")
+    (directory / "port.json").write_text(json.dumps(_manifest(port, files, digests, written), indent=1) + "\n")
     (directory / "alignment.json").write_text(json.dumps(_certificate(port), indent=1) + "\n")
-    (directory / "config.json").write_text(json.dumps(_config(port, reference_only), indent=2, default=str) + "\n")
 
 
 def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
@@ -185,7 +190,9 @@ def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
     return data
 
 
-def _manifest(port: Port, files: dict[str, str], digests: dict[str, str]) -> dict[str, Any]:
+def _manifest(
+    port: Port, files: dict[str, str], digests: dict[str, str], written: dict[str, Any] | None
+) -> dict[str, Any]:
     return {
         "schema": "porter.port/1",
         "source": {"model": port.reference.name, "module": port.source.module, "sha256": digests},
@@ -198,7 +205,8 @@ def _manifest(port: Port, files: dict[str, str], digests: dict[str, str]) -> dic
         "rewrites": list(port.plan.ported),
         "near_misses": port.plan.near_misses,
         "versions": {"porter": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()},
+        "files": {name: text_digest(text) for name, text in files.items()},
+        "weights": written,
     }
 
 

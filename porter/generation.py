@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from porter.errors import PorterError
+from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import OpCall
 from porter.kv_cache import contiguous_cache
 
@@ -31,13 +31,23 @@ def stop_tokens(model: nn.Module) -> frozenset[int]:
     return frozenset()
 
 
+def refuse_not_finite(logits: torch.Tensor, whose: str) -> None:
+    """Raise Refusal where `logits` hold NaN or +infinity (-infinity may mask a token)."""
+    bad = int((logits.isnan() | logits.isposinf()).sum())
+    if bad:
+        raise Refusal(
+            f"{whose}: {bad} of {logits.numel()} logits are NaN or infinite; `porter golden show` of a recording names "
+            "the first module whose values are not finite"
+        )
+
+
 def generate(
     model: nn.Module, input_ids: torch.Tensor, new_tokens: int, *, stop: frozenset[int] = frozenset()
 ) -> Iterator[Step]:
     """Greedy continuation of `input_ids` [batch, length] by up to `new_tokens`; the first Step is the prefill.
 
     Ends early when every sequence has produced a token in `stop`. Raises PorterError for an empty prompt or one that
-    does not fit the model's positions.
+    does not fit the model's positions, and Refusal where the prompt's logits are not finite.
     """
     config = model.config
     total = input_ids.shape[1] + new_tokens
@@ -58,7 +68,10 @@ def generate(
             start = time.perf_counter()
             output = model(tokens, cache=cache, use_cache=True, logits_to_keep=1)
             chosen = greedy(output.logits[:, -1])
-            yield Step(chosen, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if tokens is input_ids:
+                refuse_not_finite(output.logits[:, -1], "the model")
+            yield Step(chosen, seconds)
             finished |= torch.tensor([int(t) in stop for t in chosen])
             if bool(finished.all()):
                 return

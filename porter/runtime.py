@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from porter.adaptation import Port, plan_port
-from porter.checkpoint.reader import Checkpoint
+from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
 from porter.export import code_files
+from porter.integrity import CONFIG, check_manifest, check_weight_files, config_differs, verify_weights
 from porter.loaded import refuse_made_up
 from porter.models.presets import read_config
+
+MANIFEST_LIMIT = 200_000_000
+"""Bytes of a port.json; that of DeepSeek-V3 with its tensors' digests has about 1 MB."""
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
@@ -19,23 +23,27 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / "port.json"
     if not path.is_file():
         raise PorterError(f"{path}: not found; give a directory that `porter adapt` wrote")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PorterError(f"{path}: not JSON ({error}); adapt the model again") from error
-    if not isinstance(manifest, dict) or manifest.get("schema") != "porter.port/1":
+    manifest = read_object(path, "adapt the model again", MANIFEST_LIMIT)
+    if manifest.get("schema") != "porter.port/1":
         raise PorterError(f"{path}: schema: expected porter.port/1; adapt the model again with this porter")
-    for field in ("chip", "scheme"):
-        if not isinstance(manifest.get(field), str):
-            raise PorterError(f"{path}: {field}: missing or not a string; adapt the model again")
+    check_manifest(manifest, path)
     return manifest
 
 
-def load(directory: str | Path, *, trust_remote_code: bool = False, strict: bool = False) -> Any:
+def load(
+    directory: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    strict: bool = False,
+    verify: bool = False,
+    build: Callable[[Any, Any], Any] | None = None,
+) -> Any:
     """The ported model of an exported directory, a PreTrainedModel in eval mode whose `generate()` works.
 
     The directory's code runs only if it is, byte for byte, what this porter writes for that model (then the same code
-    is run from porter itself), or with `trust_remote_code`. `strict` makes an Op's fallback an error.
+    is run from porter itself), or with `trust_remote_code`. `strict` makes an Op's fallback an error. Weight files are
+    compared with port.json by size and header, and with `verify` tensor by tensor. `build(class, config)` makes the
+    model where its weights are not to be loaded; of a directory that runs its own code they are loaded all the same.
     """
     import transformers
 
@@ -44,20 +52,25 @@ def load(directory: str | Path, *, trust_remote_code: bool = False, strict: bool
     folder = Path(directory)
     manifest = read_manifest(folder)
     config = read_config(folder)
-    Checkpoint.open(folder)
+    if verify:
+        verify_weights(folder, manifest)
+    else:
+        check_weight_files(folder, manifest)
     port = plan_port(str(folder), str(manifest["chip"]), scheme=str(manifest["scheme"]))
-    different = _different_code(folder, port)
+    different = CONFIG if config_differs(folder, manifest) else _different_code(folder, port)
     if different and not trust_remote_code:
         raise PorterError(
             f"{folder / different}: differs from what this porter writes for the model (edited, or written by another "
-            "version); adapt again, or pass --trust-remote-code to run the directory's own code"
+            "version); adapt again, or pass --trust-remote-code to run the directory as it is"
         )
     loader: Any = transformers.AutoModelForCausalLM if different else port.source.model_class()
-    keywords = {"trust_remote_code": True} if different else {"config": config}
-    model, information = loader.from_pretrained(
-        folder, dtype="auto", local_files_only=True, output_loading_info=True, **keywords
-    )
-    refuse_made_up(folder, information)
+    model = build(loader, config) if build is not None and not different else None
+    if model is None:
+        keywords = {"trust_remote_code": True} if different else {"config": config}
+        model, information = loader.from_pretrained(
+            folder, dtype="auto", local_files_only=True, output_loading_info=True, **keywords
+        )
+        refuse_made_up(folder, information)
     section = getattr(config, "porter", None) or {}
     bind_model(
         model, section.get("chip", "cpu"), strict=strict, reference_only=tuple(section.get("reference_only", ()))

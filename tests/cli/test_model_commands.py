@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,53 @@ def test_bad_usage_is_one_line_and_exit_2(porter: Any, arguments: tuple[str, ...
     assert (status, out) == (2, "")
     line = err.strip().splitlines()[-1]
     assert line.startswith("porter: ") and words in line and "Traceback" not in err
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A checkpoint with one NaN weight."""
+    from safetensors.torch import load_file, save_file
+
+    from porter.models.presets import shipped_directory
+
+    source = shipped_directory("tiny-qwen3")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "broken")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "broken" / "model.safetensors", {"format": "pt"})
+    return tmp_path / "broken"
+
+
+def test_models_that_compute_nan_are_answered_with_no(porter: Any, broken: Path, tmp_path: Path) -> None:
+    good, bad, text = tmp_path / "good", tmp_path / "bad", tmp_path / "text"
+    text.write_text("It was a truth universally acknowledged.")
+    assert porter("adapt", "tiny-qwen3", "--target", "cpu", "--output", good)[0] == 0
+    assert porter("adapt", broken, "--target", "cpu", "--output", bad, "--allow-nonfinite")[0] == 0
+    bench = ("--prompt-tokens", "2", "--new-tokens", "2", "--repeats", "1")
+    for arguments, whose in (
+        (("eval", bad, "--against", "tiny-qwen3", "--text", text), "the port"),
+        (("eval", good, "--against", broken, "--text", text), "the original"),
+        (("run", bad), "the model"),
+        (("bench", bad, *bench), "the model"),
+        (("bench", good, "--against", broken, *bench), "transformers fp32"),
+    ):
+        status, out, err = porter(*arguments)
+        line = err.strip().splitlines()[-1]
+        assert (status, out) == (1, ""), arguments
+        assert line.startswith(f"porter: {whose}: ") and "logits are NaN or infinite" in line
+
+
+def test_texts_and_paths_that_cannot_be_used(porter: Any, tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9 au lait")
+    for arguments, words in (
+        (("eval", "port", "--against", "tiny-qwen3", "--text", latin), "latin.txt: byte 3 is not UTF-8"),
+        (("adapt", "x" * 5000, "--target", "cpu", "--plan"), "File name too long"),
+        (("golden", "show", "x" * 5000), "File name too long"),
+        (("run", "x" * 5000), "File name too long"),
+    ):
+        status, out, err = porter(*arguments)
+        line = err.strip().splitlines()[-1]
+        assert (status, out) == (2, "") and line.startswith("porter: ") and words in line and "--debug" not in line
+        assert len(line) < 400
