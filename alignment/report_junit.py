@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from porter.alignment.report_findings import LintLine, grouped_lint, sanity_of
 from porter.alignment.report_summary import ModuleSummary, causes_of, headline, number, summarise, times
 
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -15,11 +16,15 @@ NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(report: Mapping[str, Any]) -> str:
     """JUnit XML of a `porter.alignment/1` report.
 
-    Three suites: `verdict` (one case, failing unless aligned, so that an incomparable pair is never green), `weights`
-    (a case per parameter) and `modules` (a case per module over its steps, failing where it drifts).
+    Five suites: `verdict` (one case, failing unless aligned, so that an incomparable pair is never green), `checks` (a
+    case per check of the captures, failing where one voids the comparison), `contracts` (a case per kind of finding,
+    failing where it is certain), `weights` (a case per parameter) and `modules` (a case per module over its steps,
+    failing where it drifts).
     """
     root = ElementTree.Element("testsuites", name="porter align")
     _suite(root, "verdict", [report], _verdict)
+    _suite(root, "checks", sanity_of(report), _check)
+    _suite(root, "contracts", grouped_lint(report), _contract)
     _suite(root, "weights", report["weights"], _weight)
     _suite(root, "modules", summarise(report["modules"]), lambda case, item: _module(case, item, report))
     totals = {key: str(sum(int(s.get(key, "0")) for s in root)) for key in ("tests", "failures", "skipped")}
@@ -45,6 +50,25 @@ def _verdict(case: ElementTree.Element, report: Mapping[str, Any]) -> None:
     verdict, sentence = headline(report)
     if report["verdict"] != "aligned":
         _fail(case, f"{verdict}: {sentence}", str(report["verdict"]), [str(c["says"]) for c in report["causes"]])
+
+
+def _check(case: ElementTree.Element, check: Mapping[str, Any]) -> None:
+    case.set("name", _clean(f"{check['check']} {check['module']}".strip()))
+    said = str(check["says"])
+    if check["status"] == "invalid":
+        _fail(case, said, "invalid", [])
+    elif check["status"] == "uncovered":
+        ElementTree.SubElement(case, "skipped", message=_clean(said))
+    else:
+        ElementTree.SubElement(case, "system-out").text = _clean(f"{check['status']}; {said}")
+
+
+def _contract(case: ElementTree.Element, line: LintLine) -> None:
+    case.set("name", _clean(f"{line.kind} {line.where}"))
+    if line.certain:
+        _fail(case, line.told, "contract", [line.why])
+    else:
+        ElementTree.SubElement(case, "system-out").text = _clean(f"warning; {line.told}\n{line.why}")
 
 
 def _weight(case: ElementTree.Element, weight: Mapping[str, Any]) -> None:

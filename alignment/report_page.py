@@ -19,14 +19,31 @@ code, td.name, .source { font-family: ui-monospace, "DejaVu Sans Mono", monospac
 .headline.incomparable { --tone: var(--orange); }
 .verdict { color: var(--tone); font-weight: 700; letter-spacing: .04em; margin-right: .5em; }
 .headline p { margin: 10px 0 0; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 12px; margin-top: 14px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(196px, 1fr)); gap: 12px; margin-top: 14px; }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 6px; padding: 10px 14px; }
 .card b { display: block; font-size: 12px; color: var(--soft); font-weight: 600; }
 .card span { font-size: 17px; font-variant-numeric: tabular-nums; } .card small { color: var(--soft); display: block; }
 .plot { width: 100%; height: auto; background: var(--card); border: 1px solid var(--edge); border-radius: 6px; }
 .grid { stroke: var(--edge); }
 .tick { fill: var(--soft); font: 11px system-ui, sans-serif; } .band { fill: var(--band); }
-.line-budget { fill: none; stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 5 4; }
+.line-budget { fill: none; stroke: var(--soft); stroke-width: 1.6; }
+.fault { fill: var(--red); font: 600 12px ui-monospace, "DejaVu Sans Mono", monospace; paint-order: stroke;
+  stroke: var(--card); stroke-width: 4px; }
+.grid.limit { stroke: var(--soft); stroke-dasharray: 5 4; }
+.kind { font: 11px ui-monospace, "DejaVu Sans Mono", monospace; fill: var(--ink); }
+.sibling { fill-opacity: .6; } .sibling.drift { fill-opacity: 1; }
+.mark.inherited { fill: var(--blue); }
+.tree { background: var(--card); border: 1px solid var(--edge); border-radius: 6px; padding: 10px 14px;
+  font-size: 13px; }
+.tree ul { list-style: none; margin: 0; padding-left: 18px; } .tree > ul { padding-left: 0; }
+.tree ul ul { border-left: 1px solid var(--edge); }
+.tree li { padding: 2px 0; overflow-wrap: anywhere; } .tree small { color: var(--soft); margin-left: .4em; }
+.tree summary { color: inherit; } .tree li.leaf { padding-left: 15px; }
+.tree b { font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
+.story { border-left: 3px solid var(--red); margin: 4px 0 4px 14px; padding: 2px 10px; max-width: 90ch; }
+.story p { margin: 2px 0; }
+.status.invalid { color: var(--red); } .status.uncovered { color: var(--orange); }
+.status.note { color: var(--blue); } .headline .void { color: var(--red); }
 .line-inherited { fill: none; stroke: var(--orange); stroke-width: 1.8; }
 .stem { stroke: var(--blue); stroke-opacity: .22; } .stem.drift { stroke: var(--red); stroke-opacity: .8; }
 .mark { fill: var(--blue); } .mark.drift { fill: var(--red); } .mark.flipped { fill: var(--purple); }

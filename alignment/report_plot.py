@@ -46,9 +46,10 @@ def error_plot(summaries: Sequence[ModuleSummary]) -> str:
     parts = [
         *_axis(scale),
         *_layers(shown, scale),
-        _line(shown, scale, "budget"),
+        _budgets(shown, scale),
         _line(shown, scale, "inherited"),
         *_points(shown, scale),
+        *_label(shown, scale),
     ]
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
@@ -98,6 +99,26 @@ def _layers(shown: Sequence[ModuleSummary], scale: Scale) -> Iterator[str]:
                 yield f'<text class="tick" x="{centre:.1f}" y="{below}" text-anchor="middle">{label}</text>'
             band += 1
         start = end
+
+
+def _budgets(shown: Sequence[ModuleSummary], scale: Scale) -> str:
+    """The budget of every module as a dash of its own: neighbours of other kinds have nothing to do with each other."""
+    half = scale.step / 2
+    known = [(i, float(b)) for i, s in enumerate(shown) if (b := s.worst.get("budget")) is not None]
+    path = "".join(f"M{scale.x(i) - half:.1f} {scale.y(b):.1f}h{2 * half:.1f}" for i, b in known)
+    return f'<path class="line-budget" d="{path}"/>' if path else ""
+
+
+def _label(shown: Sequence[ModuleSummary], scale: Scale) -> Iterator[str]:
+    """The name of the first module that drifts, beside its mark."""
+    for index, summary in enumerate(shown):
+        if summary.status == "drift":
+            x, y = scale.x(index), scale.y(float(summary.worst["introduced"]))
+            left = x > WIDTH / 2
+            place = f'x="{x + (-12 if left else 12):.1f}" y="{max(y + 4, TOP + 12):.1f}"'
+            anchor = "end" if left else "start"
+            yield f'<text class="fault" {place} text-anchor="{anchor}">{escape(summary.module or "(model)")}</text>'
+            return
 
 
 def _line(shown: Sequence[ModuleSummary], scale: Scale, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,11 @@ def percent(value: Any) -> str:
         return "-"
     shown = f"{100 * float(value):.4g}"
     return f"{'>99.99' if shown == '100' and float(value) < 1 else shown} %"
+
+
+def cosine(value: Any) -> str:
+    """A cosine to six digits, never rounded up: 1.000000 means that no digit differs."""
+    return "-" if value is None else f"{math.floor(float(value) * 1e6) / 1e6:.6f}"
 
 
 def summarise(rows: Sequence[Row]) -> list[ModuleSummary]:
@@ -126,7 +132,11 @@ def _drifted(report: Mapping[str, Any]) -> str:
         drifted = [w["parameter"] for w in report["weights"] if w["status"] == "drift"]
         return f"{len(drifted)} parameters differ, the first {drifted[0]}" if drifted else "see the causes"
     row = row_of_first_drift(report)
-    if row is None or row.get("introduced") is None:
+    if row is None or row.get("introduced") is None or row["status"] != "drift":
+        certain = next((f for f in report.get("lint") or () if f["certain"] and f["module"] == drift["module"]), None)
+        if certain is not None and certain["what"] == drift["tensor"]:
+            has = f"{certain['what']} is {certain['candidate']} where the golden has {certain['golden']}"
+            return f"{drift['module']}: {has}; {certain['why']}"
         weight = next((w for w in report["weights"] if str(w["parameter"]).startswith(drift["module"] + ".")), None)
         error = f" ({weight['parameter']} differs by {number(weight['error'])})" if weight else ""
         return f"{drift['module']} drifts first, in its {drift['tensor']}{error}"
@@ -138,6 +148,9 @@ def _drifted(report: Mapping[str, Any]) -> str:
 
 def _incomparable(report: Mapping[str, Any]) -> str:
     coverage = report["coverage"]
+    void = next((check for check in report.get("sanity") or () if check["status"] == "invalid"), None)
+    if void is not None:
+        return str(void["says"])
     if float(coverage["parameters"]) < COVERAGE_NEEDED:
         return (
             f"only {percent(coverage['parameters'])} of the parameters were compared "

@@ -3,58 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from porter.alignment.report_summary import (
-    ModuleSummary,
-    causes_of,
-    headline,
-    leading_cause,
-    number,
-    percent,
-    summarise,
-    times,
+from porter.alignment.report_findings import checks_that_say_something, grouped_lint
+from porter.alignment.report_summary import causes_of, headline, leading_cause, number, percent
+from porter.alignment.report_tree import (
+    LISTED_AT_MOST,
+    OPENED,
+    Node,
+    group_name,
+    group_story,
+    groups,
+    node_facts,
+    node_figures,
+    opens,
+    tree_of,
 )
 
 VERDICT_STYLE = {"ALIGNED": "bold green", "DRIFT": "bold red", "INCOMPARABLE": "bold yellow"}
 STATUS_STYLE = {"ok": "green", "drift": "bold red", "inherited": "yellow", "flipped": "magenta", "skipped": "dim"}
-OPENED = ("drift", "flipped")
-LISTED_AT_MOST = 12
 CAUSES_AT_MOST = 4
-SUMMARY_WORDS = {
-    "ok": "within budget",
-    "inherited": "with inherited error only",
-    "skipped": "not compared",
-}
-
-
-@dataclass
-class Node:
-    """One segment of the module names, with the modules under it."""
-
-    name: str
-    summary: ModuleSummary | None = None
-    children: dict[str, Node] = field(default_factory=dict)
-
-    def summaries(self) -> Iterator[ModuleSummary]:
-        """The summaries of this node and of all below it."""
-        if self.summary is not None:
-            yield self.summary
-        for child in self.children.values():
-            yield from child.summaries()
-
-    def kind(self) -> str:
-        """One of `OPENED`'s reasons to open the node, or the one quiet status that sums it up."""
-        statuses = {summary.status for summary in self.summaries()}
-        for status in (*OPENED, "inherited", "ok", "skipped"):
-            if status in statuses:
-                return status
-        return "skipped"
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
@@ -81,66 +53,23 @@ def cause_line(cause: Mapping[str, Any]) -> Text:
 
 def module_tree(report: Mapping[str, Any]) -> Tree:
     """The modules as a tree: fine layers in one line, the drifting module opened with its numbers and causes."""
-    root = Node("")
-    for summary in summarise(report["modules"]):
-        node = root
-        for segment in filter(None, summary.module.split(".")):
-            node = node.children.setdefault(segment, Node(segment))
-        node.summary = summary
+    root = tree_of(report)
     tree = Tree(_node_line(root, "modules"), guide_style="dim")
     _grow(tree, root, report, depth=0)
     return tree
 
 
 def _grow(tree: Tree, node: Node, report: Mapping[str, Any], depth: int) -> None:
-    for group in _groups(list(node.children.values()), depth):
+    for group in groups(list(node.children.values()), depth):
         first = group[0]
-        if len(group) == 1 and _opens(first, depth):
+        if len(group) == 1 and opens(first, depth):
             branch = tree.add(_node_line(first, first.name))
             _detail(branch, first, report)
             _grow(branch, first, report, depth + 1)
         else:
-            tree.add(_group_line(group))
-
-
-def _opens(node: Node, depth: int) -> bool:
-    return node.kind() in OPENED or (depth < 2 and bool(node.children) and not node.name.isdigit())
-
-
-def _groups(nodes: Sequence[Node], depth: int) -> list[list[Node]]:
-    """Neighbours that need no line of their own, together when they have the same story."""
-    groups: list[list[Node]] = []
-    for node in nodes:
-        last = groups[-1][0] if groups else None
-        joins = last is not None and not _opens(node, depth) and not _opens(last, depth) and last.kind() == node.kind()
-        if joins:
-            groups[-1].append(node)
-        else:
-            groups.append([node])
-    return groups
-
-
-def _group_line(group: Sequence[Node]) -> Text:
-    names = [node.name for node in group]
-    if len(names) > 1 and all(name.isdigit() for name in names):
-        name = f"{names[0]}-{names[-1]}"
-    else:
-        name = ", ".join(names) if len(names) <= LISTED_AT_MOST else f"{names[0]} … {names[-1]}"
-    summaries = [summary for node in group for summary in node.summaries()]
-    kind = group[0].kind()
-    parts = [
-        words if len(summaries) == len(group) == 1 else f"{sum(s.status == status for s in summaries)} {words}"
-        for status, words in SUMMARY_WORDS.items()
-        if any(s.status == status for s in summaries)
-    ]
-    text = Text.assemble((name, "bold"), "  ", (", ".join(parts), STATUS_STYLE[kind]))
-    ratios = [r for s in summaries if (r := s.ratio) is not None]
-    if ratios:
-        text.append(f"; tightest {times(max(ratios))}", "dim")
-    ends = [float(e) for s in summaries if kind == "inherited" and (e := s.worst.get("end_to_end")) is not None]
-    if ends:
-        text.append(f"; end to end up to {number(max(ends))}", "dim")
-    return text
+            words, figures = group_story(group)
+            style = STATUS_STYLE[first.kind()]
+            tree.add(Text.assemble((group_name(group), "bold"), "  ", (words, style), (figures, "dim")))
 
 
 def _node_line(node: Node, name: str) -> Text:
@@ -148,33 +77,13 @@ def _node_line(node: Node, name: str) -> Text:
         return Text(name, "bold")
     status = node.summary.status
     label = status.upper() if status in OPENED else status
-    return Text.assemble((name, "bold"), "  ", (label, STATUS_STYLE[status]), "  ", (_numbers(node.summary), ""))
-
-
-def _numbers(summary: ModuleSummary) -> str:
-    row = summary.worst
-    shown = [
-        f"introduced {number(row.get('introduced'))}",
-        f"budget {number(row.get('budget'))} ({times(summary.ratio)})",
-        f"inherited {number(row.get('inherited'))}",
-        f"end to end {number(row.get('end_to_end'))}",
-    ]
-    return "  ".join(shown)
+    return Text.assemble((name, "bold"), "  ", (label, STATUS_STYLE[status]), "  ", node_figures(node.summary))
 
 
 def _detail(branch: Tree, node: Node, report: Mapping[str, Any]) -> None:
     if node.summary is None or node.summary.status not in OPENED:
         return
-    row = node.summary.worst
-    facts = [
-        f"step {row['step']}" if node.summary.steps > 1 else "",
-        f"source {row['source']}" if row["source"] != row["module"] else "",
-        f"op {row['op']}" if row.get("op") else "",
-        f"provider {row['provider']}" if row.get("provider") else "",
-        f"cosine {row['cosine']:.6f}" if row.get("cosine") is not None else "",
-    ]
-    said = ", ".join(filter(None, facts))
-    for line in filter(None, (said, str(row.get("why") or ""))):
+    for line in node_facts(node.summary):
         branch.add(Text(line, "dim"))
     for cause in causes_of(report, node.summary.module)[:CAUSES_AT_MOST]:
         branch.add(cause_line(cause))
@@ -188,7 +97,9 @@ def sections(report: Mapping[str, Any]) -> Iterator[Text]:
         yield Text.assemble((f"{cause['module']}  ", "bold"), cause_line(cause))
     yield from _tokens(report["tokens"])
     yield from _routing(report["routing"])
+    yield from _lint(report)
     yield from _coverage(report)
+    yield from _checks(report)
 
 
 def _labelled(label: str, text: str, style: str = "") -> Text:
@@ -223,6 +134,27 @@ def _routing(routing: Mapping[str, Any] | None) -> Iterator[Text]:
     faults = routing["flips"] - routing["benign"]
     said = f"{routing['decisions']} decisions, {routing['flips']} flips, {routing['benign']} of them within rounding"
     yield _labelled("routing", said, STATUS_STYLE["drift"] if faults else "")
+
+
+def _lint(report: Mapping[str, Any]) -> Iterator[Text]:
+    findings = grouped_lint(report)
+    if findings:
+        yield _labelled("contracts", f"{len(findings)} kept less well than in the golden (read, not run)")
+    for finding in findings[:LISTED_AT_MOST]:
+        style = STATUS_STYLE["drift"] if finding.certain else ""
+        yield Text.assemble(("  " + finding.where, "bold"), f": {finding.told}; {finding.why}", style=style)
+    yield from _rest(len(findings))
+
+
+def _checks(report: Mapping[str, Any]) -> Iterator[Text]:
+    checks = checks_that_say_something(report)
+    if checks:
+        yield _labelled("captures", "what the checks of the captures found")
+    for check in checks[:LISTED_AT_MOST]:
+        style = STATUS_STYLE["drift"] if check["status"] == "invalid" else "dim"
+        where = f"{check['module']}: " if check["module"] else ""
+        yield Text(f"  {check['status']}: {where}{check['says']}", style)
+    yield from _rest(len(checks))
 
 
 def _coverage(report: Mapping[str, Any]) -> Iterator[Text]:

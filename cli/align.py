@@ -25,6 +25,7 @@ def align(
     modules: Annotated[str | None, typer.Option(help="Compare only modules whose name matches this regex.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write the findings as SARIF 2.1.0, for CI.")] = None,
     correspondence: Annotated[
         Path | None, typer.Option(help="JSON list of entries that map the candidate's module names to the source's.")
     ] = None,
@@ -44,7 +45,7 @@ def align(
     Example: porter align golden port --html report.html
     """
     check_options(passes, dtype, factor, sweep)
-    for path in (html, junit):
+    for path in (html, junit, sarif):
         check_output(path)
     from porter.alignment.align import align as compare
     from porter.alignment.report_terminal import print_report
@@ -64,7 +65,7 @@ def align(
             progress=advance,
         )
     result: dict[str, Any] = report.to_json()
-    write_reports(result, html, junit)
+    write_reports(result, html, junit, sarif)
     if passes == "all" and modules is None and certify(Path(candidate), str(golden), result):
         say(f"entered into {candidate}/alignment.json")
     emit(result, json_output, lambda console: print_report(result, console))
@@ -97,12 +98,13 @@ def check_output(path: Path | None) -> None:
         raise PorterError(f"{path.parent}: no such directory; create it, or write the report elsewhere")
 
 
-def write_reports(result: dict[str, Any], html: Path | None, junit: Path | None) -> None:
-    """Write the HTML and JUnit files that were asked for, and say where they are."""
+def write_reports(result: dict[str, Any], html: Path | None, junit: Path | None, sarif: Path | None = None) -> None:
+    """Write the HTML, JUnit and SARIF files that were asked for, and say where they are."""
     from porter.alignment.report_html import html as to_html
     from porter.alignment.report_junit import junit as to_junit
+    from porter.alignment.report_sarif import sarif as to_sarif
 
-    for path, render in ((html, to_html), (junit, to_junit)):
+    for path, render in ((html, to_html), (junit, to_junit), (sarif, to_sarif)):
         if path is not None:
             path.write_text(render(result), encoding="utf-8")
             say(f"wrote {path}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from porter.alignment.candidate import compute_dtype
 from porter.alignment.contract_lint.kinds import precision
+from porter.alignment.streaming import Tensors
 from porter.errors import PorterError
 from porter.golden.format import dtype_of
 from porter.golden.store import Golden
@@ -71,10 +72,11 @@ def contract_of_module(model: nn.Module) -> Contract:
     stored = {name: Stored(t.dtype, tuple(t.shape), name in lasting) for name, t in tensors.items()}
     config: Any = getattr(model, "config", None)
     declared = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else {}
+    held = Tensors(model)
 
     def values(name: str) -> Tensor | None:
-        tensor = tensors.get(name)
-        return None if tensor is None or tensor.is_meta else tensor.detach()
+        tensor = held.get(name)
+        return None if tensor is None or tensor.is_meta else tensor
 
     return Contract(compute_dtype(model), stored, declared, _pinned(model), values, model)
 

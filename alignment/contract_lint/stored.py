@@ -12,6 +12,8 @@ from porter.alignment.report import LintFinding
 from porter.correspondence import Correspondence
 
 SCALE = "_scale"
+SPARE = "original_inv_freq"
+"""A copy that transformers keeps beside the frequencies to go back to: the same finding twice."""
 
 
 def narrower_tensors(golden: Contract, candidate: Contract, correspondence: Correspondence) -> Iterator[LintFinding]:
@@ -23,7 +25,7 @@ def narrower_tensors(golden: Contract, candidate: Contract, correspondence: Corr
     """
     for name, held in candidate.tensors.items():
         sources = [source for source in correspondence.source_of(name) if source in golden.tensors]
-        if not sources or name.endswith(SCALE):
+        if not sources or name.endswith((SCALE, SPARE)):
             continue
         kind, source = kind_of(name), sources[0]
         theirs = golden.tensors[source]
@@ -59,6 +61,9 @@ def _cost(golden: Contract, candidate: Contract, name: str, source: str) -> str:
     if mine is None or theirs is None or mine.shape != theirs.shape:
         return ""
     exact, rounded = theirs.to("cpu", torch.float64), mine.to("cpu", torch.float64)
+    if not torch.equal(theirs.to("cpu", mine.dtype).to(torch.float64), rounded):
+        # More than rounding happened to it: the comparison of weights says what.
+        return ""
     if name.endswith("inv_freq"):
         positions = int(golden.config.get("max_position_embeddings") or 0)
         off = float((exact - rounded).abs().max()) * positions

@@ -194,15 +194,11 @@ class _Reader:
 
     def is_held(self, node: ast.expr) -> bool:
         """Whether the receiver of a call is `self` or a module that it holds: what that returns is unknown."""
-        return (
-            (isinstance(node, ast.Name)
-            and node.id == "self")
-            or (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "self"
-                and node.attr not in self.stored
-            )
+        return (isinstance(node, ast.Name) and node.id == "self") or (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+            and node.attr not in self.stored
         )
 
     def converted(

@@ -15,9 +15,11 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from porter.alignment.report import Cause, FirstDrift, ModuleRow, Report
 from porter.alignment.report_html import html
 from porter.alignment.report_junit import junit
-from porter.alignment.report_summary import headline, number, percent, summarise
+from porter.alignment.report_sarif import sarif
+from porter.alignment.report_summary import cosine, headline, number, percent, summarise
 from porter.alignment.report_terminal import print_report
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "alignment.schema.json").read_text())
@@ -48,8 +50,25 @@ def aligned(layers: int = 6) -> dict[str, Any]:
         ],
         "modules": modules,
         "unmatched": {"golden": [], "candidate": []},
-        "environment": {"golden": {"dtype": "bfloat16"}, "candidate": {"dtype": "float32"}},
+        "environment": {
+            "golden": {"dtype": "bfloat16"},
+            "candidate": {"dtype": "float32", "kind": "port", "name": "/ports/my port"},
+        },
+        "sanity": [
+            check("layer-chain", "model.layers", "ok", "golden: out[i] is in[i+1] at 5 of 5 places"),
+            check("gap", "model.layers.*.mlp.kernel", "uncovered", "candidate: 6 modules, the first ...: never called"),
+        ],
+        "lint": [lint(f"model.layers.{i}.mlp.gate") for i in range(layers)],
     }
+
+
+def check(name: str, module: str, status: str, says: str) -> dict[str, Any]:
+    return {"check": name, "module": module, "status": status, "says": says}
+
+
+def lint(module: str, certain: bool = False) -> dict[str, Any]:
+    known = {"kind": "router-dtype", "module": module, "what": "weight", "golden": "float32", "candidate": "bfloat16"}
+    return {**known, "certain": certain, "why": "close scores change order"}
 
 
 def drifted(layers: int = 6) -> dict[str, Any]:
@@ -147,7 +166,7 @@ def test_terminal_opens_the_fault_and_collapses_the_rest() -> None:
     assert "0-2  21 within budget" in text
     assert "inherited error" in text and "self_attn  DRIFT" in text
     assert len(text.splitlines()) < 40, "a 61-layer model still fits on a screen"
-    assert len(terminal(aligned(layers=61)).splitlines()) < 15
+    assert len(terminal(aligned(layers=61)).splitlines()) < 20
 
 
 def test_terminal_is_plain_text_off_a_terminal_and_lists_what_was_not_compared() -> None:
@@ -177,7 +196,11 @@ def test_drift_in_a_parameter_alone_has_a_headline() -> None:
 def test_html_escapes_and_fetches_nothing() -> None:
     report = drifted()
     hostile = '<script>alert("x")</script>\'"&'
-    report["causes"][0]["says"] = report["modules"][4]["why"] = hostile
+    report["causes"][0]["says"] = report["modules"][4]["why"] = report["causes"][0]["kind"] = hostile
+    report["causes"][0]["module"] = report["first_drift"]["module"] = report["modules"][24]["module"] = hostile
+    report["modules"][25]["module"] = f"model.layers.3.{hostile}"
+    report["sanity"] = [check(hostile, hostile, status, hostile) for status in ("invalid", "note", "uncovered", "ok")]
+    report["lint"] = [{**lint(hostile), "kind": hostile, "what": hostile, "golden": hostile, "why": hostile}]
     report["modules"][4]["module"] = report["modules"][4]["provider"] = hostile
     report["environment"]["golden"] = {hostile: hostile}
     report["coverage"]["skipped"] = [{"module": hostile, "why": hostile}]
@@ -196,8 +219,11 @@ def test_html_plot_has_one_point_per_measured_module_with_its_figures() -> None:
     report = drifted()
     page = html(report)
     measured = [s for s in summarise(report["modules"]) if s.worst["introduced"] is not None]
-    assert page.count("<title>") - 1 == len(measured)
-    assert page.count('class="mark drift"') == 1
+    depth, siblings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert depth.count("<title>") == len(measured)
+    assert depth.count('class="mark drift"') == 1 and f">{FAULT}</text>" in depth
+    assert siblings.count("<title>") == 6 * len(PARTS) and siblings.count('class="mark sibling drift"') == 1
+    assert f"<title>{FAULT}: 27.5x its budget, drift</title>" in siblings
     assert f"<title>{FAULT}\ndrift, step 0\nintroduced 0.22 (27.5x its budget of 8.0e-03)" in page
 
 
@@ -208,6 +234,90 @@ def test_extreme_and_missing_errors_render(value: float) -> None:
     page = html(report)
     assert "nan" not in re.sub(r"<title>.*?</title>", "", page.lower()).replace("dominant", "")
     terminal(report), junit(report)
+
+
+def test_html_opens_the_tree_at_the_fault_without_a_script() -> None:
+    tree = html(drifted(layers=61)).split("<div class=tree>")[1].split("<h2>")[0]
+    opened, _, rest = tree.partition("<div class=story>")
+    assert opened.endswith("</small></summary>") and opened.count("<details open>") == 4
+    assert "over its budget" in rest and "rope-style" in rest and "use rope/half" in rest
+    assert "<b>0-2</b>" in opened and "21 within budget" in opened
+
+
+def test_what_all_layers_have_in_common_takes_one_line() -> None:
+    text = terminal(aligned(layers=61))
+    assert "contracts     1 kept less well" in text
+    assert "model.layers.0.mlp.gate (and 60 more): weight is bfloat16, float32 in the golden; close scores" in text
+    assert "uncovered: model.layers.*.mlp.kernel" in text and "layer-chain" not in text
+    page = html(aligned(layers=61))
+    assert page.count("router-dtype") == 1 and "model.layers.60.mlp.gate" in page
+
+
+def test_a_check_that_voids_the_comparison_is_the_headline() -> None:
+    report = aligned()
+    says = "prompt 0: only the candidate begins with token 1 (add_bos_token?): record both alike"
+    report["sanity"].append(check("token-ids", "", "invalid", says))
+    report["verdict"] = "incomparable"
+    assert headline(report) == ("INCOMPARABLE", says)
+    assert terminal(report).count(f"invalid: {says}") == 1
+    root = ElementTree.fromstring(junit(report).encode())
+    assert [s.get("failures") for s in root] == ["1", "1", "0", "0", "0"]
+    report.update(verdict="drift", first_drift=drifted()["first_drift"], causes=drifted()["causes"])
+    assert "check first" in html(report)
+
+
+def test_a_certain_finding_has_a_headline() -> None:
+    report = aligned()
+    gate = "model.layers.2.mlp.gate"
+    report["lint"] = [lint(gate, certain=True)]
+    report.update(verdict="drift", first_drift={"module": gate, "source": gate, "step": 0, "tensor": "weight"})
+    assert headline(report)[1].startswith(f"{gate}: weight is bfloat16 where the golden has float32; close scores")
+    results = json.loads(sarif(report))["runs"][0]["results"]
+    assert ("contract/router-dtype", "error") in {(r["ruleId"], r["level"]) for r in results}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_sarif_names_every_finding_and_its_rule(name: str) -> None:
+    report = REPORTS[name]()
+    log = json.loads(sarif(report))
+    assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-schema-2.1.0.json")
+    (run,) = log["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(rules) == len(set(rules))
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]] == result["ruleId"] and result["message"]["text"]
+        (location,) = result["locations"]
+        assert location["logicalLocations"][0]["fullyQualifiedName"]
+        assert location["physicalLocation"]["artifactLocation"]["uri"] == "ports/my%20port"
+    errors = {result["ruleId"] for result in run["results"] if result["level"] == "error"}
+    assert errors == {"aligned": set(), "drift": {"verdict", "drift/rope-style"}, "incomparable": {"verdict"}}[name]
+    assert ("not-compared" in rules) == (name == "incomparable")
+
+
+def test_sarif_of_a_module_has_no_physical_location() -> None:
+    report = drifted()
+    report["environment"]["candidate"] = {"kind": "module", "name": "Qwen2ForCausalLM"}
+    report["modules"][0].update(status="drift", module="", introduced=float(2**60))
+    for result in json.loads(sarif(report))["runs"][0]["results"]:
+        assert "physicalLocation" not in result["locations"][0]
+
+
+def test_reports_of_before_there_were_checks_still_render() -> None:
+    report = drifted()
+    del report["sanity"], report["lint"]
+    assert terminal(report) and Page(html(report)).open == [] and junit(report) and sarif(report)
+
+
+def test_the_repr_of_a_report_is_short() -> None:
+    rows = [ModuleRow(f"model.layers.{i}", f"model.layers.{i}", 0) for i in range(500)]
+    report = Report("drift", FirstDrift(FAULT, FAULT, 0), [Cause("rope-style", FAULT, 0.9, 1.0, 0.0, "x" * 99)])
+    report.modules = rows
+    assert repr(report) == f"Report(drift, first drift {FAULT} at step 0, rope-style, 500 rows, 0 parameters)"
+
+
+def test_a_cosine_never_rounds_up_to_one() -> None:
+    assert cosine(0.9999999) == "0.999999" and cosine(1.0) == "1.000000" and cosine(-1.0) == "-1.000000"
+    assert cosine(None) == "-"
 
 
 def test_junit_has_a_case_per_module_and_fails_the_drifting_one_with_why() -> None:
@@ -228,7 +338,8 @@ def test_junit_is_never_green_when_incomparable() -> None:
     root = ElementTree.fromstring(junit(incomparable()).encode())
     verdict = root.find("testsuite[@name='verdict']/testcase/failure")
     assert verdict is not None and "40 %" in str(verdict.get("message"))
-    assert root.get("skipped") == "1"
+    skipped = {suite.get("name"): suite.get("skipped") for suite in root}
+    assert skipped == {"verdict": "0", "checks": "1", "contracts": "0", "weights": "0", "modules": "1"}
     assert ElementTree.fromstring(junit(aligned()).encode()).get("failures") == "0"
 
 
