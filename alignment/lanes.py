@@ -97,7 +97,7 @@ def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
         found = _first_is_output(found)
     observed = {**handed.tensors, **found}
     if call.keep is not None:
-        observed = {label: real(tensor, call.keep) for label, tensor in observed.items() if tensor.dim() < 4}
+        observed = {label: real(t, call.keep) for label, t in observed.items() if _by_token(t, call.keep)}
     return Seen(observed, choice, output, frozenset(handed.called), frozenset(handed.otherwise))
 
 
@@ -107,6 +107,11 @@ def _first_is_output(found: Observation) -> Observation:
         return found
     first = next(iter(found))
     return {"output" if label == first else label: tensor for label, tensor in found.items()}
+
+
+def _by_token(tensor: Tensor, keep: Tensor) -> bool:
+    """Whether rows of padding can be told from others: not so in [B, heads, S, ...]."""
+    return tensor.dim() < 4 or tensor.shape[:2] == keep.shape
 
 
 def real(tensor: Tensor, keep: Tensor) -> Tensor:

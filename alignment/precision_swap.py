@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from porter.kernels.dispatch import using_reference
 from porter.precision import float64_mode
 
+EXPERTS = "_experts_implementation_internal"
+"""Where a transformers config keeps the name of the experts' implementation."""
+
 Convert = Callable[[Tensor], Tensor]
 
 
@@ -51,12 +54,29 @@ def swapped(module: nn.Module, convert: Convert, leave: Collection[nn.Module] = 
 
 @contextmanager
 def exact(module: nn.Module, leave: Collection[nn.Module] = ()) -> Iterator[None]:
-    """The module in float64, its Ops on their references, hard-coded float32 widened."""
+    """The module in float64, its Ops on their references, hard-coded float32 widened, experts one by one.
+
+    transformers' grouped products of experts take no float64.
+    """
     with ExitStack() as stack:
         stack.enter_context(swapped(module, to_float64, leave))
+        stack.enter_context(_experts_one_by_one(module))
         stack.enter_context(using_reference(module))
         stack.enter_context(float64_mode())
         yield
+
+
+@contextmanager
+def _experts_one_by_one(module: nn.Module) -> Iterator[None]:
+    configs = {id(each.config): each.config for each in module.modules() if hasattr(each, "config")}
+    before = [(config, config.__dict__[EXPERTS]) for config in configs.values() if EXPERTS in getattr(config, "__dict__", {})]
+    try:
+        for config, _ in before:
+            config.__dict__[EXPERTS] = "eager"
+        yield
+    finally:
+        for config, implementation in before:
+            config.__dict__[EXPERTS] = implementation
 
 
 def _tree(module: nn.Module, leave: set[int]) -> Iterator[nn.Module]:
