@@ -15,11 +15,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from porter import __version__ as porter_version
 from porter.checkpoint.strict_json import shown
 from porter.cli.output import only_result_on_stdout, say
 from porter.errors import PorterError
@@ -123,7 +125,9 @@ def build(selected: str | None) -> typer.Typer:
     app = typer.Typer(name="porter", help=ABOUT, add_completion=False, rich_markup_mode="rich")
 
     @app.callback()
-    def porter() -> None: ...
+    def porter(
+        version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+    ) -> None: ...
 
     porter.__doc__ = ABOUT
     for name, target in COMMANDS:
@@ -132,6 +136,18 @@ def build(selected: str | None) -> typer.Typer:
         else:
             app.command(name, help=_first_line(target))(_not_selected)
     return app
+
+
+def _show_version(asked: bool) -> None:
+    """Print porter's version and that of what it ports with."""
+    if not asked:
+        return
+    for name in ("porter", "torch", "transformers"):
+        try:
+            print(name, porter_version if name == "porter" else metadata.version(name))
+        except metadata.PackageNotFoundError:
+            print(name, "is not installed")
+    raise typer.Exit
 
 
 def is_group(name: str) -> bool:

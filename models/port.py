@@ -17,7 +17,7 @@ from porter.errors import Refusal
 from porter.models.class_source import SourceMismatch
 from porter.models.generated import import_text
 from porter.models.modelling_source import ported_text
-from porter.models.proof import BOUND, Proof, module_error, prove_model, record_calls
+from porter.models.proof import BOUND, Proof, module_error, one_thread, prove_model, record_calls
 from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrite import Candidate, Mismatch
 from porter.models.rewrites import REWRITES
@@ -82,6 +82,11 @@ def port_source(config: Any, module: str, class_name: str, chip: str) -> PortedS
 
     Raises Refusal naming the part of the proof that fails when the whole model does not agree although its parts do.
     """
+    with one_thread():
+        return _port_source(config, module, class_name, chip)
+
+
+def _port_source(config: Any, module: str, class_name: str, chip: str) -> PortedSource:
     upstream = importlib.import_module(module)
     small = reduced_config(config)
     source = randomise(getattr(upstream, class_name)(small).double())

@@ -77,6 +77,18 @@ def random_tokens(model: nn.Module, batch: int = 2) -> torch.Tensor:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """One CPU thread within the context: at reduced width, starting and awaiting threads takes longer than the work,
+    and seconds where other processes use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _exact(*models: nn.Module) -> Iterator[None]:
     with torch.no_grad(), float64_mode():
         for model in models:

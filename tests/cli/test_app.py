@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import types
 import pytest
 import typer
 
+import porter
 from porter.cli import app
 from porter.cli.output import JsonOption, emit, progress
 from porter.errors import PorterError, Refusal
@@ -128,6 +130,15 @@ def test_the_help_says_what_each_command_does() -> None:
     lines = {name: app._first_line(target) for name, target in app.COMMANDS}
     assert lines["golden"] == "Record the source model's tensors, and look at a recording."
     assert [name for name, line in lines.items() if not line.endswith(".")] == []
+
+
+def test_version_by_either_name() -> None:
+    commands = ([sys.executable, "-m", "porter"], [sys.executable, "-c", "from porter.cli.app import main; main()"])
+    for command in commands:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+        assert lines["porter"] == porter.__version__ == importlib.metadata.version("porter")
+        assert lines.keys() == {"porter", "torch", "transformers"}
 
 
 def test_help_of_porter_imports_no_torch() -> None:

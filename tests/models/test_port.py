@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from porter.errors import PorterError
+from porter.models import port
 from porter.models.family import FAMILY_FILES, families, family_of
 from porter.models.port import _match, correspondence_of, port_source
 from porter.models.proof import BOUND, module_error, prove_model, record_calls
@@ -137,3 +138,21 @@ def test_ports_do_not_change_transformers() -> None:
     before = dict(vars(modeling_qwen3))
     port_source(config_of("qwen3"), modeling_qwen3.__name__, "Qwen3ForCausalLM", "cpu")
     assert {k: v for k, v in vars(modeling_qwen3).items() if before.get(k) is not v} == {}
+
+
+def test_the_proof_runs_on_one_thread_and_puts_the_number_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    prove = port.prove_model
+
+    def counting(*models: torch.nn.Module) -> Any:
+        seen.append(torch.get_num_threads())
+        return prove(*models)
+
+    monkeypatch.setattr(port, "prove_model", counting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        family_of("qwen3").port(config_of("qwen3", rms_norm_eps=1.5e-6))
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
