@@ -82,17 +82,23 @@ def coarse(bits: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def coarse_variance(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The variance kept in 5 bits."""
+def narrowed(x: Tensor) -> Tensor:
+    """Through the next narrower format: bfloat16 of float32, float8 of the half precisions; float64 as it is."""
+    narrower = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float8_e4m3fn, torch.float16: torch.float8_e4m3fn}
+    return x.to(narrower[x.dtype]).to(x.dtype) if x.dtype in narrower else x
+
+
+def narrow_variance(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The squares summed in bfloat16."""
     y = layers.wide(x)
-    variance = coarse(5)(y.square().mean(-1, keepdim=True))
-    return (y * torch.rsqrt(variance + eps) * weight).to(x.dtype)
+    squares = y.square() if x.dtype == torch.float64 else y.square().bfloat16().cumsum(-1)[..., -1:] / y.shape[-1]
+    return (y * torch.rsqrt(squares.mean(-1, keepdim=True).to(y.dtype) + eps) * weight).to(x.dtype)
 
 
 def activation(act: Callable[[Tensor], Tensor]) -> Plant:
     """Another activation in a dense MLP."""
 
-    def plant(site: Site) -> str:
+    def plant(site: Site) -> str | tuple[str, ...]:
         mlp = site.module("mlp")
         if hasattr(mlp, "swiglu"):
 
@@ -102,7 +108,7 @@ def activation(act: Callable[[Tensor], Tensor]) -> Plant:
 
             return site.op("mlp", "swiglu", gated)
         mlp.act_fn = Activation(act)
-        return site.path("mlp")
+        return site.path("mlp"), site.path("mlp.act_fn")
 
     return plant
 
@@ -245,7 +251,7 @@ FAULTS = (
     Fault("norm-cast-before-weight", ("norm-cast-order",), ("qwen3", "llama"), normed(cast_before_weight, INPUT), "all", pairs=("bf16-bf16",)),
     Fault("norm-half-variance", ("unknown",), ("qwen3", "qwen3_moe"), normed(half_variance, "self_attn.k_norm")),
     Fault("norm-mean-subtracted", ("unknown",), ("qwen2",), normed(layer_norm, INPUT)),
-    Fault("norm-coarse-variance", ("low-precision",), ("qwen3", "llama"), normed(coarse_variance, INPUT)),
+    Fault("norm-bf16-variance", ("low-precision",), ("qwen3", "llama"), normed(narrow_variance, INPUT)),
     Fault("act-gelu", ("activation",), ("qwen3", "llama"), activation(F.gelu), layers="dense"),
     Fault("act-gelu-tanh-all", ("activation",), ("qwen2",), activation(lambda x: F.gelu(x, approximate="tanh")), "all"),
     Fault("act-quick", ("activation",), ("qwen3", "deepseek_v3"), activation(lambda x: x * torch.sigmoid(1.702 * x)), layers="dense"),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.drift import faults_attention, faults_moe, faults_parts, faults_weights, layers
 from benchmarks.drift.case import Fault, Plant
-from benchmarks.drift.faults_parts import coarse
+from benchmarks.drift.faults_parts import coarse, narrowed
 from benchmarks.drift.layers import Attend
 from benchmarks.drift.site import Function, Site
 
@@ -87,9 +87,9 @@ def positions_from_padding(site: Site) -> str:
     return site.forward("model.rotary_emb", forward)
 
 
-def coarse_linear(name: str, bits: int) -> Plant:
-    """A product whose result keeps so many bits."""
-    return lambda site: site.output(name, coarse(bits))
+def narrow_linear(name: str) -> Plant:
+    """A product whose result goes through the next narrower format."""
+    return lambda site: site.output(name, narrowed)
 
 
 def chunks_in_half(name: str) -> Plant:
@@ -161,11 +161,11 @@ SINGLE = (
     Fault("padding-seen", ("padding-rows", "attention-mask"), ("qwen3", "llama"), padding_seen, golden="padded"),
     Fault("padding-seen-all", ("padding-rows", "attention-mask"), ("qwen3_moe",), padding_seen, "all", golden="padded"),
     Fault("padding-positions", ("padding-rows", "position-offset"), ("qwen3", "llama"), positions_from_padding, golden="padded"),
-    Fault("precision-down-proj", ("low-precision",), ("qwen3", "qwen2"), coarse_linear("mlp.down_proj", 5)),
-    Fault("precision-o-proj-all", ("low-precision",), ("llama",), coarse_linear("self_attn.o_proj", 6), "all"),
+    Fault("precision-down-proj", ("low-precision",), ("qwen3", "qwen2"), narrow_linear("mlp.down_proj")),
+    Fault("precision-o-proj-all", ("low-precision",), ("llama",), narrow_linear("self_attn.o_proj"), "all"),
     Fault("precision-accumulate", ("low-precision",), ("qwen3", "llama"), chunks_in_half("mlp.down_proj")),
     Fault("precision-scores-kernel", ("low-precision",), ("qwen3", "qwen2"), faults_attention.kernel_half_scores),
-    Fault("precision-embedding", ("low-precision",), ("qwen2_moe",), coarse_linear("model.embed_tokens", 4)),
+    Fault("precision-embedding", ("low-precision",), ("qwen2_moe",), narrow_linear("model.embed_tokens")),
     Fault("overflow-mlp", ("overflow", "nan-origin"), ("qwen3", "llama"), overflowing("mlp", 0.8)),
     Fault("overflow-saturated", ("overflow",), ("qwen2",), saturating("mlp.down_proj", 0.5)),
     Fault("overflow-o-proj", ("overflow", "nan-origin"), ("deepseek_v3",), overflowing("self_attn.o_proj", 0.9)),

@@ -84,7 +84,7 @@ def _theirs(counted: Sequence[Outcome], legitimate: Sequence[Outcome], theirs: M
         "legitimate": len(sound),
         "false_alarms": sum(theirs[o.id]["error"] > 0 for o in sound),
         "false_alarms_with_warnings": sum(theirs[o.id]["error"] + theirs[o.id]["warning"] > 0 for o in sound),
-        "same_as_legitimate": theirs.get("", {}).get("same", None),
+        "differs_from_healthy": sum(theirs[o.id].get("differs", False) for o in ran),
         "seconds_median": statistics.median(times) if times else 0.0,
         "failed": sorted(id for id, row in theirs.items() if "failed" in row),
         "outcomes": dict(theirs),
