@@ -22,6 +22,8 @@ from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.streaming import Tensors
 from porter.alignment.weights import JudgedWeight
 
+BIAS = "e_score_correction_bias"
+"""A buffer of routers that checkpoints hold, as they hold parameters."""
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -200,18 +202,16 @@ def _weights(
     quantized = set()
     for judged in weights:
         weight = judged.weight
-        if weight.read is None or not weight.is_parameter:
+        if not (weight.is_parameter or weight.source.endswith(BIAS)):
             continue
-        for source in pair.sources:
-            if weight.source.startswith(f"{source}."):
-                values = weight.values()
-                if values.reference is None or values.candidate is None:
-                    continue
-                inner = relative_name(weight.source, source)
-                group = source.rpartition(".")[2]
-                name = inner if len(pair.sources) == 1 else f"{group}.{inner}"
-                found[name] = (exactly(values.reference), exactly(values.candidate))
-                expected[name] = judged.row.expected or 0.0
-                if weight.quantized:
-                    quantized.add(name)
+        for source in (each for each in pair.sources if weight.source.startswith(f"{each}.")):
+            reference, candidate = weight.reference, weight.candidate
+            if reference is None or candidate is None:
+                continue
+            inner = relative_name(weight.source, source)
+            name = inner if len(pair.sources) == 1 else f"{source.rpartition('.')[2]}.{inner}"
+            found[name] = (exactly(reference), exactly(candidate))
+            expected[name] = judged.row.expected or 0.0
+            if weight.step is not None:
+                quantized.add(name)
     return found, expected, frozenset(quantized)

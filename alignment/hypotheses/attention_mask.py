@@ -47,8 +47,22 @@ def _mask_trials(drift: Drift) -> Iterator[Trial]:
             yield Trial("attention-mask", words[0].upper() + words[1:], inputs=with_rule(rule))
 
 
+def _padding_trials(drift: Drift) -> Iterator[Trial]:
+    if any(keep is not None for keep in drift.keep) and attentions(drift.source_module):
+        says = "Padded positions are attended to, only the causal rule applies: hide them by the attention mask"
+        yield Trial("padding-rows", says, inputs=with_rule(lambda q, k: k <= q))
+
+
 def _window(width: int) -> Rule:
     return lambda q, k: (k <= q) & (k > q - width)
+
+
+def _longest(drift: Drift) -> int:
+    """The most tokens of a step: a window as wide hides nothing."""
+    padded = [keep.shape[1] for keep in drift.keep if keep is not None]
+    return max(
+        [*padded, *(seen["output"].shape[-2] for seen in drift.source_output if "output" in seen and not padded)]
+    )
 
 
 def _window_trials(drift: Drift) -> Iterator[Trial]:
@@ -60,11 +74,13 @@ def _window_trials(drift: Drift) -> Iterator[Trial]:
             yield Trial("sliding-window", says, inputs=with_rule(lambda q, k: k <= q), part=path)
         around = {w for w in (own, configured) if w}
         widths = {*POWERS, *around, *(w + d for w in around for d in (-1, 1))} - {own, 0}
-        for width in sorted(widths):
+        longest = _longest(drift)
+        for width in sorted(width for width in widths if width < longest):
             has = f"a window of {own}" if own is not None else "none"
             says = f"Attention is limited to a sliding window of {width} where the source has {has}"
             yield Trial("sliding-window", says, inputs=with_rule(_window(width)), part=path)
 
 
+PADDING = TrialHypothesis(("padding-rows",), _padding_trials)
 MASK = TrialHypothesis(("attention-mask",), _mask_trials)
 WINDOW = TrialHypothesis(("sliding-window",), _window_trials)

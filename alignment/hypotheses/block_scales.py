@@ -27,7 +27,8 @@ def block_scales(weight: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """The largest magnitude of each block of weight [R, C]: [ceil(R / rows), ceil(C / columns)]."""
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight.abs(), (0, -columns % block[1], 0, -rows % block[0]))
-    return padded.unflatten(0, (-1, block[0])).unflatten(-1, (-1, block[1])).amax((1, 3))
+    largest: torch.Tensor = padded.unflatten(0, (-1, block[0])).unflatten(-1, (-1, block[1])).amax((1, 3))
+    return largest
 
 
 def expanded(scales: torch.Tensor, block: tuple[int, int], shape: tuple[int, int]) -> torch.Tensor:
@@ -111,13 +112,14 @@ MISREAD: tuple[tuple[str, str, Misread], ...] = (
 
 def _misread(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     for source, candidate in _matrices(parameter):
+        shape = (source.shape[0], source.shape[1])
         for block in SHAPES:
             scales = block_scales(source, block)
             if min(scales.shape[d] for d in (0, 1) if block[d] > 1) < FEWEST or _even(scales):
                 continue
-            per_element = expanded(scales, block, tuple(source.shape)).clamp_min(1e-300)
+            per_element = expanded(scales, block, shape).clamp_min(1e-300)
             for kind, words, misread in MISREAD:
-                used = misread(scales, block, tuple(source.shape))
+                used = misread(scales, block, shape)
                 if used is None:
                     continue
                 predicted = source * (used / per_element)

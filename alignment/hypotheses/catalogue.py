@@ -105,6 +105,7 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
     residual.HYPOTHESIS,
     norm_weight.HYPOTHESIS,
     norm_precision.HYPOTHESIS,
+    attention_mask.PADDING,
     attention_mask.MASK,
     attention_mask.WINDOW,
     attention_softmax.HYPOTHESIS,

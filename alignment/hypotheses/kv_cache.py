@@ -22,7 +22,7 @@ def _without(states: torch.Tensor, place: int) -> torch.Tensor:
     return torch.cat((states[:, :, :place], states[:, :, place + 1 :]), dim=2)
 
 
-def _filled(states: torch.Tensor, place: int, value: torch.Tensor | float) -> torch.Tensor:
+def _filled(states: torch.Tensor, place: int | slice, value: torch.Tensor | float) -> torch.Tensor:
     changed = states.clone()
     changed[:, :, place] = value
     return changed
@@ -48,6 +48,11 @@ OVERWRITTEN: tuple[tuple[str, Read], ...] = (
     ("reads its own entry in its predecessor's place, which it overwrote", lambda s, p: _filled(s, -2, s[:, :, -1])),
     ("reads zeros for the token before it: its entry was never written", lambda s, p: _filled(s, -2, 0.0)),
     ("reads its own entry in the first place: it wraps around too early", lambda s, p: _filled(s, 0, s[:, :, -1])),
+    ("reads zeros for every earlier step: their entries are wiped", lambda s, p: _filled(s, slice(p, -1), 0.0)),
+    (
+        "reads zeros for what was the last entry at each earlier step: it is wiped before the next is appended",
+        lambda s, p: _filled(s, slice(p - 1, -1), 0.0),
+    ),
     ("reads the cache of another row of the batch", _past_of_next_row),
 )
 """Entries hold something else; it may be that of the keys or of the values alone."""
@@ -62,9 +67,9 @@ def _after_prefill(states: torch.Tensor, prefill: int) -> torch.Tensor:
 def _stale(path: str, read: Read, keys: bool, values: bool, shortens: bool) -> Change:
     """Decode steps read their keys, values or both through `read`; where it drops entries the mask loses them too."""
 
-    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
-        prefill = [0]
+    prefill = [0]  # The attention function is wrapped anew in every call.
 
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
         def attend_stale(
             module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **rest: Any
         ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.permutation import block_of, matching_order
 from porter.alignment.hypotheses.trial import joined
+from porter.alignment.observation import relative
 
 MOST = 0.9
 FEW = 0.25
@@ -21,6 +23,7 @@ SMALL = 1e-3
 
 def where(drift: Drift) -> list[str]:
     """What is peculiar about the drift: relations between the two outputs first, then the places of the error."""
+    drift = _on_output(drift)
     if not all(drift.tensor in seen for seen in (*drift.source_output[:1], *drift.candidate_output[:1])):
         return []
     candidate, source = joined(drift, drift.candidate_output), joined(drift, drift.source_output)
@@ -28,6 +31,16 @@ def where(drift: Drift) -> list[str]:
         return []
     known = [*relations(candidate, source), *localise(candidate, source), *structured(candidate, source, drift.config)]
     return list(dict.fromkeys([*known, *_steps(drift), *_tail(drift)]))
+
+
+def _on_output(drift: Drift) -> Drift:
+    """The drift as its main output shows it, where that is off too: attention weights say less."""
+    found = [
+        relative(mine["output"], theirs["output"])
+        for mine, theirs in zip(drift.candidate_output, drift.source_output, strict=False)
+        if "output" in mine and "output" in theirs
+    ]
+    return dataclasses.replace(drift, tensor="output") if max(found, default=0.0) > drift.floor else drift
 
 
 def relations(candidate: torch.Tensor, source: torch.Tensor) -> Iterator[str]:

@@ -23,7 +23,7 @@ KINDS = {"recurrent": "recurrent_states", "conv": "conv_states"}
 
 def states_of(module: nn.Module, kwargs: dict[str, Any]) -> States:
     """The tensors that the cache among `kwargs` keeps for a layer of linear attention; none before the first step."""
-    layers = next((each.layers for each in kwargs.values() if hasattr(each, "layers")), [])
+    layers: Any = next((each.layers for each in kwargs.values() if hasattr(each, "layers")), ())
     index = int(getattr(module, "layer_idx", 0))
     layer = layers[index] if index < len(layers) else None
     found = {kind: getattr(layer, name, None) or {} for kind, name in KINDS.items()}

@@ -22,6 +22,12 @@ class Format:
     finest: int
     saturates: bool = False
 
+    @property
+    def resolves(self) -> float:
+        """The relative distance below which two orders of the same roundings cannot be told apart: an eighth of a unit
+        in the last place, as when one value in a dozen falls to the other side."""
+        return 2.0 ** -(self.bits + 2)
+
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """`values` rounded to nearest even, in float64; values below the normal range to the format's finest step."""
         values = values.to(torch.float64)
@@ -31,6 +37,13 @@ class Format:
         over = rounded.abs() > self.largest
         beyond = self.largest if self.saturates else torch.inf
         return torch.where(over, values.sign() * beyond, rounded)
+
+
+def held_in(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`values` as a tensor of `dtype`, also where a surrounding float64_mode widens every conversion: arithmetic on it
+    is the machine's own."""
+    integers = {2: torch.int16, 4: torch.int32}[torch.finfo(dtype).bits // 8]
+    return torch.empty(values.shape, dtype=integers, device=values.device).view(dtype).copy_(values)
 
 
 BFLOAT16 = Format("bfloat16", 8, 3.3895313892515355e38, -133)

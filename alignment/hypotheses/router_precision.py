@@ -19,7 +19,8 @@ def _trials(drift: Drift) -> Iterator[Trial]:
         for form in HALVES:
             for place, words in PLACES.items():
                 says = f"The router {words.format(format=form.name)}: compute its scores in float32"
-                yield Trial("router-dtype", says, with_gate(path, altered(gate, narrow=(place, form))), part=path)
+                change = with_gate(path, altered(gate, narrow=(place, form)))
+                yield Trial("router-dtype", says, change, part=path, resolves=form.resolves)
 
 
 def _narrow(drift: Drift, parameter: Parameter) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ BIAS = "e_score_correction_bias"
 PLACES = {
     "logits": "rounds its logits to {format}",
     "inputs": "takes hidden states and weight in {format}",
+    "product": "multiplies hidden states and weight in {format}, and keeps its logits in it",
     "all": "computes logits and scores in {format}",
     "scores": "rounds its scores to {format} before it chooses",
 }
@@ -46,8 +47,10 @@ class Gate:
     def __call__(self, module: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         """(logits [T, E], weights [T, k], indices [T, k]) as transformers' routers return them."""
         weight: torch.Tensor = module.weight  # type: ignore[assignment]
-        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "all")
-        logits = self._rounded(hidden @ self._rounded(weight, "inputs", "all").t(), "logits", "all")
+        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "product", "all")
+        logits = self._rounded(
+            hidden @ self._rounded(weight, "inputs", "product", "all").t(), "logits", "product", "all"
+        )
         scores = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(dim=-1)
         scores = self._rounded(scores, "scores", "all")
         bias = module._buffers.get(BIAS, module._parameters.get(BIAS))

@@ -37,6 +37,8 @@ class Trial:
     inputs: ChangeInputs | None = None
     part: str = ""
     """The submodule of the source that the bug sits in; empty for the module itself."""
+    resolves: float = 0.0
+    """Distances up to this are zero for this trial: what an emulated rounding may differ by from the machine's."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,9 @@ def cause(drift: Drift, outcome: Outcome | None, before: float | None = None) ->
     before = drift.before if before is None else before
     if not outcome.after <= PARTIAL_NEEDED * before:
         return None
-    sure = confidence(before, outcome.after, drift.floor)
-    says = outcome.trial.says if outcome.after <= drift.floor else f"Partly explained: {outcome.trial.says}"
+    floor = max(drift.floor, outcome.trial.resolves)
+    sure = confidence(before, outcome.after, floor)
+    says = outcome.trial.says if outcome.after <= floor else f"Partly explained: {outcome.trial.says}"
     return Cause(outcome.trial.kind, drift.module, sure, before, outcome.after, says)
 
 

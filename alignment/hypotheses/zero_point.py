@@ -19,7 +19,8 @@ EVEN = 1e-3
 
 
 def _by_group(values: torch.Tensor, group: int) -> torch.Tensor:
-    return values.unflatten(-1, (-1, group))
+    grouped: torch.Tensor = values.unflatten(-1, (-1, group))
+    return grouped
 
 
 def step_of(candidate: torch.Tensor) -> torch.Tensor:
@@ -27,7 +28,8 @@ def step_of(candidate: torch.Tensor) -> torch.Tensor:
     ordered = candidate.sort(dim=-1)[0]
     gaps = ordered.diff(dim=-1)
     span = (ordered[..., -1:] - ordered[..., :1]).clamp_min(1e-300)
-    return torch.where(gaps > 1e-5 * span, gaps, torch.inf).amin(-1, keepdim=True)
+    step: torch.Tensor = torch.where(gaps > 1e-5 * span, gaps, torch.inf).amin(-1, keepdim=True)
+    return step
 
 
 def _relation(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
