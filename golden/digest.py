@@ -39,7 +39,7 @@ def fingerprint(tensor: Tensor) -> bytes:
     if native is None:
         return fingerprint_by_numpy(tensor)
     words = _Fingerprint()
-    native.fingerprint(words, tensor.data_ptr(), _key_address(), tensor.nbytes, threads(tensor))
+    native.fingerprint(words, tensor.data_ptr(), key_address(), tensor.nbytes, threads(tensor))
     return bytes(words)
 
 
@@ -97,5 +97,6 @@ def _keys() -> NDArray[numpy.uint32]:
 
 
 @cache
-def _key_address() -> int:
+def key_address() -> int:
+    """Where the keys of all levels lie in memory, for the kernels."""
     return int(_keys().ctypes.data)

@@ -62,12 +62,6 @@ class Stored:
     digest: str
     sketch: dict[str, Any] | None = None
 
-    @property
-    def content(self) -> tuple[Any, ...]:
-        """What two stored tensors that are one share."""
-        about = self.sketch and (self.sketch["numel"], self.sketch["norm"])
-        return self.digest, self.dtype, self.shape, about
-
     def to_json(self) -> dict[str, Any]:
         """The line of ``tensors.jsonl``."""
         line = {name: getattr(self, name) for name in ("id", "dtype", "shape", "offset", "bytes", "digest")}
@@ -111,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; PorterError naming the file if it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise PorterError(f"{path}: not readable as JSON ({error}); record the golden again") from error
     if not isinstance(content, dict):
         raise PorterError(f"{path}: expected a JSON object; record the golden again")
@@ -129,6 +123,6 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
                 return lines, False
             try:
                 lines.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 return lines, False
     return lines, True

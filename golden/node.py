@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,14 @@ from porter.errors import PorterError
 
 Node = dict[str, Any]
 
-_PLAIN = (type(None), bool, int, str)
+JsonText = str
+
+json_text: Callable[[Any], JsonText] = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+"""JSON of plain values, on one line."""
+
+quoted = lru_cache(maxsize=4096)(json_text)
+"""JSON of a name that comes again and again."""
+
 _REPR_LENGTH = 200
 
 
@@ -46,39 +55,53 @@ def has_plain_storage(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
 
 
-def encode(value: Any, encode_tensor: Callable[[Tensor], Node]) -> Node:
-    """The node of any Python value; ``encode_tensor`` stores one tensor and returns its node."""
+def encode(value: Any, encode_tensor: Callable[[Tensor], JsonText]) -> JsonText:
+    """The node of any Python value, as JSON; ``encode_tensor`` stores one tensor and returns its node."""
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        return plain(value)
     if isinstance(value, Tensor):
         return encode_tensor(value) if has_plain_storage(value) else _opaque(value, f"{value.layout} on {value.device}")
-    if isinstance(value, float):
-        return {"value": value} if math.isfinite(value) else {"value": str(value), "type": "float"}
-    if isinstance(value, _PLAIN) and type(value) in _PLAIN:
-        return {"value": value}
-    if isinstance(value, (torch.dtype, torch.device)):
-        return {"value": str(value), "type": type(value).__name__}
-    if is_cache(value):
-        return {"cache": True, "class": type(value).__name__}
-    return _encode_container(value, encode_tensor)
-
-
-def _encode_container(value: Any, encode_tensor: Callable[[Tensor], Node]) -> Node:
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [encode(item, encode_tensor) for item in value]}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        node: Node = {"dict": {key: encode(item, encode_tensor) for key, item in value.items()}}
-        return node if type(value) is dict else {**node, "class": class_path(type(value))}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {
-            "dict": {key: encode(item, encode_tensor) for key, item in fields.items()},
-            "class": class_path(type(value)),
-        }
-    return _opaque(value, repr(value))
+        return f'{{"{kind}": [{", ".join([encode(item, encode_tensor) for item in value])}]}}'
+    if isinstance(value, (torch.dtype, torch.device)):
+        return json_text({"value": str(value), "type": type(value).__name__})
+    if is_cache(value):
+        return json_text({"cache": True, "class": type(value).__name__})
+    return _encode_named(value, encode_tensor)
 
 
-def _opaque(value: Any, text: str) -> Node:
-    return {"opaque": class_path(type(value)), "repr": text[:_REPR_LENGTH]}
+def _encode_named(value: Any, encode_tensor: Callable[[Tensor], JsonText]) -> JsonText:
+    if isinstance(value, dict) or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        fields, named = dict(value), type(value) is not dict
+        if not all(isinstance(key, str) for key in fields):
+            return _opaque(value, repr(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields, named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, True
+    else:
+        return _opaque(value, repr(value))
+    items = [f"{quoted(key)}: {encode(item, encode_tensor)}" for key, item in fields.items()]
+    return f'{{"dict": {{{", ".join(items)}}}' + (
+        f', "class": {json_text(class_path(type(value)))}}}' if named else "}"
+    )
+
+
+def _opaque(value: Any, text: str) -> JsonText:
+    return json_text({"opaque": class_path(type(value)), "repr": text[:_REPR_LENGTH]})
+
+
+def _encode_float(value: float) -> JsonText:
+    return json_text({"value": value} if math.isfinite(value) else {"value": str(value), "type": "float"})
+
+
+_PLAIN: dict[type, Callable[[Any], JsonText]] = {
+    type(None): lambda value: '{"value": null}',
+    bool: lambda value: '{"value": true}' if value else '{"value": false}',
+    int: lambda value: f'{{"value": {value}}}',
+    str: lambda value: json_text({"value": value}),
+    float: _encode_float,
+}
 
 
 def tensor_nodes(node: Node) -> Iterator[Node]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from porter.checkpoint.strict_json import shown
 from porter.errors import PorterError
 
 
@@ -31,7 +32,7 @@ def read_tokens(path: Path) -> list[list[int]]:
     """The token-id lists of a JSON file ``[[id, ...], ...]``; PorterError naming the entry that is something else."""
     try:
         content = json.loads(_read(path, "--tokens"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PorterError(f"{path}: not JSON ({error}); expected a list of token-id lists") from error
     if not isinstance(content, list) or not content or not all(isinstance(row, list) for row in content):
         raise PorterError(f"{path}: expected a non-empty list of token-id lists, such as [[1, 2, 3], [4, 5]]")
@@ -46,23 +47,25 @@ def read_tokens(path: Path) -> list[list[int]]:
 
 def tokenize(prompts: list[str], checkpoint: Path) -> list[list[int]]:
     """Token ids of each prompt by the checkpoint's own tokenizer; PorterError if it has none."""
-    from porter.tokenization import tokenizer_of
+    from porter.tokenization import encode, tokenizer_of
 
     try:
         tokenizer: Any = tokenizer_of(checkpoint)
     except PorterError as error:
         raise PorterError(f"{error}, or give token ids with --tokens") from error
-    rows: list[list[int]] = [list(tokenizer(prompt).input_ids) for prompt in prompts]
-    for number, row in enumerate(rows):
-        if not row:
-            raise PorterError(f"prompt {number} ({prompts[number]!r}) has no tokens; write a longer one")
+    rows: list[list[int]] = []
+    for number, prompt in enumerate(prompts):
+        try:
+            rows.append(encode(tokenizer, prompt)[0].tolist())
+        except PorterError as error:
+            raise PorterError(f"prompt {number} ({shown(prompt)}): {error}") from error
     return rows
 
 
 def _prompt_of(line: str, where: str) -> str:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PorterError(f"{where}: not JSON ({error}); expected an object with a `prompt` field") from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str):

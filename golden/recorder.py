@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 from porter.errors import PorterError
 from porter.golden.environment import environment
-from porter.golden.format import DETAILS, Record, dtype_name
+from porter.golden.format import DETAILS, dtype_name
 from porter.golden.native import measured_by
-from porter.golden.node import Node, encode, is_cache
+from porter.golden.node import JsonText, encode, is_cache
 from porter.golden.sketch import SEED
 from porter.golden.tensors import TensorEncoder
 from porter.golden.weights import StoreWeights, describe_model, write_weights
@@ -44,7 +44,7 @@ class Recorder:
         self._step = len(writer.ends) - 1
         self._batch = -1
         self._calls: Counter[str] = Counter()
-        self._open_calls: list[tuple[str, int, Node]] = []
+        self._open_calls: list[tuple[str, int, JsonText]] = []
         self._hooked: set[str] = set()
         self._refused: dict[str, str] = {}
         self._past_length = 0
@@ -93,7 +93,7 @@ class Recorder:
     def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not name:
             self._begin_step(args, kwargs)
-        arguments = {"args": list(args), "kwargs": dict(kwargs)}
+        arguments = {"args": list(args), "kwargs": kwargs}
         self._open_calls.append((name, self._calls[name], encode(arguments, self._encode_tensor)))
         self._calls[name] += 1
 
@@ -102,7 +102,8 @@ class Recorder:
         while (opened := self._open_calls.pop())[0] != name:
             pass
         outputs = encode(output, self._encode_tensor)
-        self._writer.record(Record(max(self._step, 0), opened[1], name, kind, opened[2], outputs, max(self._batch, 0)))
+        step, batch = max(self._step, 0), max(self._batch, 0)
+        self._writer.record(step, opened[1], name, kind, opened[2], outputs, batch)
         if not name:
             self._end_step(output)
 

@@ -35,6 +35,7 @@ TOKEN_ROWS = ([[int]], None)
 MODEL = {
     "class": str,
     "config": (dict, None),
+    "attn_implementation": (str, None),
     "parameters": COUNT,
     "checkpoint": (str, None),
     "digests": (Table(str), None),

@@ -56,9 +56,7 @@ def project(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
     of one bucket in one tile.
     """
     measured = one_pass(tensor.detach().contiguous(), size, seed)
-    if measured is not None and measured[1] is not None:
-        return measured[1]
-    return project_by_torch(tensor, size, seed)
+    return project_by_torch(tensor, size, seed) if measured is None else measured.sums
 
 
 def project_by_torch(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
@@ -85,17 +83,10 @@ def sketch(tensor: Tensor, seed: int = SEED, tensor_bytes: int | None = None) ->
     if size is None or not tensor.is_floating_point():
         values = flat.to(_EXACT_DTYPE)
         return Sketch(values, float(torch.linalg.vector_norm(values)), flat.numel(), seed, exact=True)
-    stats, values = statistics_and_sums(tensor, size, seed)
-    return Sketch(values, norm_of(stats), flat.numel(), seed)
-
-
-def statistics_and_sums(tensor: Tensor, size: int, seed: int = SEED) -> tuple[dict[str, Any], Tensor]:
-    """``statistics`` and ``project`` of one tensor, read once where the kernels take it."""
-    values = tensor.detach().contiguous()
-    measured = one_pass(values, size, seed)
-    if measured is None or measured[1] is None:
-        return statistics(values), project_by_torch(values, size, seed)
-    return statistics_of(measured[0], values), measured[1]
+    measured = one_pass(flat, size, seed)
+    if measured is None:
+        return Sketch(project_by_torch(flat, size, seed), norm_of(statistics(flat)), flat.numel(), seed)
+    return Sketch(measured.sums, norm_of(statistics_of(measured.moments, flat)), flat.numel(), seed)
 
 
 def norm_of(stats: dict[str, Any]) -> float:

@@ -29,9 +29,9 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
     values = _reducible(tensor.detach())
     if values.dtype in FLOAT_CODES and values.is_cpu:
         values = values.contiguous()
-        measured = one_pass(values, None, 0)
+        measured = one_pass(values)
         if measured is not None:
-            return statistics_of(measured[0], values)
+            return statistics_of(measured.moments, values)
     return statistics_by_torch(values)
 
 

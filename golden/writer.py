@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from porter.errors import PorterError
 from porter.golden.digest import content_digest
@@ -25,19 +24,18 @@ from porter.golden.format import (
     RECORDS,
     SCHEMA,
     TENSORS,
-    Record,
     Stored,
     dtype_name,
+    dtype_of,
     host_bytes,
     read_json,
     write_json,
 )
 from porter.golden.schema import read_records, read_stored
+from porter.golden.node import JsonText, json_text, quoted
 from porter.golden.store import summary
 
 _FLUSH_LINES = 4096
-_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
-_RECORD_FIELDS = tuple(field.name for field in fields(Record))
 _BUFFER = 1 << 16
 """Tensors beyond this go to the system without being copied in between."""
 
@@ -91,40 +89,47 @@ class Writer:
         """
         content = host_tensor(tensor)
         digest = digest or content_digest(content)
-        place = self._contents.get(digest)
-        if place is None:
-            place = self._contents[digest] = self._write(content)
-        entry = Stored(f"t{len(self._stored)}", dtype_name(tensor.dtype), tuple(tensor.shape), *place, digest, sketch)
-        stored = self._stored.setdefault(entry.content, entry)
-        if stored is entry:
-            self._index_lines.append(_ENCODE(stored.to_json()))
+        about = sketch and (sketch["numel"], sketch["norm"])
+        key = digest, tensor.dtype, tensor.shape, about
+        stored = self._stored.get(key)
+        if stored is None:
+            place = self._contents.get(digest) or self._write(content, digest)
+            id, dtype = f"t{len(self._stored)}", dtype_name(tensor.dtype)
+            stored = self._stored[key] = Stored(id, dtype, tuple(tensor.shape), *place, digest, sketch)
+            self._index_lines.append(json_text(stored.to_json()))
         return stored
 
-    def _write(self, content: Tensor) -> tuple[int, int]:
+    def _write(self, content: Tensor, digest: str) -> tuple[int, int]:
         """Append the bytes; their offset and length."""
         start = self._offset + -self._offset % ALIGNMENT
         with self._naming_the_path():
             self._tensors.write(b"\0" * (start - self._offset))
             self._tensors.write(host_bytes(content))
         self._offset = start + content.nbytes
-        return start, content.nbytes
+        self._contents[digest] = start, content.nbytes
+        return self._contents[digest]
 
-    def record(self, record: Record) -> None:
-        """Append one module call."""
-        self._append({name: getattr(record, name) for name in _RECORD_FIELDS})
-        self.modules.add(record.module)
+    def record(
+        self, step: int, call: int, module: str, kind: str, inputs: JsonText, outputs: JsonText, batch: int
+    ) -> None:
+        """Append one module call, its fields as in ``Record``."""
+        self._append(
+            f'{{"step": {step}, "call": {call}, "module": {quoted(module)}, "kind": {quoted(kind)}, '
+            f'"inputs": {inputs}, "outputs": {outputs}, "batch": {batch}}}'
+        )
+        self.modules.add(module)
         self.records_written += 1
 
     def end_step(self, end: dict[str, Any]) -> None:
         """Mark that the step's records are all written; ``end`` as ``store.summary`` reads it."""
         self.ends.append({"end": "step", **end})
-        self._append(self.ends[-1])
+        self._append(json_text(self.ends[-1]))
         self.flush()
 
     def end_batch(self) -> None:
         """Mark that a batch is whole: a resumed capture does not run it again."""
         self.batches_done += 1
-        self._append({"end": "batch"})
+        self._append(json_text({"end": "batch"}))
         self.flush()
 
     def flush(self) -> None:
@@ -151,8 +156,8 @@ class Writer:
         for file in (self._tensors, self._index, self._records):
             file.close()
 
-    def _append(self, line: dict[str, Any]) -> None:
-        self._record_lines.append(_ENCODE(line))
+    def _append(self, line: JsonText) -> None:
+        self._record_lines.append(line)
         if len(self._record_lines) >= _FLUSH_LINES:
             self.flush()
 
@@ -201,12 +206,13 @@ class Writer:
         size = (self.path / TENSORS).stat().st_size if (self.path / TENSORS).exists() else 0
         entries = [entry for entry in read_stored(self.path / INDEX) if entry.offset + entry.bytes <= size]
         for entry in entries:
-            self._stored[entry.content] = entry
+            about = entry.sketch and (entry.sketch["numel"], entry.sketch["norm"])
+            self._stored[entry.digest, dtype_of(entry.dtype), Size(entry.shape), about] = entry
             self._contents[entry.digest] = (entry.offset, entry.bytes)
         _rewrite(self.path / INDEX, [entry.to_json() for entry in entries])
 
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
     aside = path.with_name(f".{path.name}.writing")
-    aside.write_text("".join(_ENCODE(line) + "\n" for line in lines), encoding="utf-8")
+    aside.write_text("".join(json_text(line) + "\n" for line in lines), encoding="utf-8")
     aside.replace(path)

@@ -27,7 +27,7 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
     "fingerprint": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
-    "measure": (*[_POINTER] * 5, _SIZE, _SIZE, _CODE, _CODE),
+    "measure": (*[_POINTER] * 7, _SIZE, _SIZE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
 

@@ -94,13 +94,15 @@ static inline void hash_block(uint64_t* out, const unsigned char* block, int64_t
 
 struct Moments {
   double least = INFINITY, greatest = -INFINITY, total = 0, squares = 0;
+  Vec low = set1(INFINITY), high = set1(-INFINITY);
+  double smallest() const { return std::fmin(least, -static_cast<double>(maximum(zero() - low))); }
+  double largest() const { return std::fmax(greatest, maximum(high)); }
 };
 
 // Sums run in float32 over 1024 elements (a few roundings per lane), then in float64.
 template <typename T>
 void add_moments(Moments& moments, const T* x, int64_t size) {
   constexpr int64_t kRun = 1024;
-  Vec low = set1(INFINITY), high = set1(-INFINITY);
   for (int64_t start = 0; start < size; start += kRun) {
     int64_t run = smaller(kRun, size - start), i = 0;
     Vec sums[4] = {zero(), zero(), zero(), zero()}, squares[4] = {zero(), zero(), zero(), zero()};
@@ -109,8 +111,8 @@ void add_moments(Moments& moments, const T* x, int64_t size) {
         Vec v = load(x + start + i + k * Vec::width);
         sums[k] = sums[k] + v;
         squares[k] = fma(v, v, squares[k]);
-        low = vmin(low, v);
-        high = vmax(high, v);
+        moments.low = vmin(moments.low, v);
+        moments.high = vmax(moments.high, v);
       }
     moments.total += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     moments.squares += sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
@@ -122,9 +124,6 @@ void add_moments(Moments& moments, const T* x, int64_t size) {
       moments.greatest = v > moments.greatest ? v : moments.greatest;
     }
   }
-  double least = -maximum(zero() - low), greatest = maximum(high);
-  moments.least = least < moments.least ? least : moments.least;
-  moments.greatest = greatest > moments.greatest ? greatest : moments.greatest;
 }
 
 static inline uint32_t bits_from(const unsigned char* bits, int64_t place) {
@@ -178,6 +177,36 @@ void fold_tile(double* sums, const T* x, int64_t size, int64_t buckets, int64_t 
   if (i < size) fold_rows(sums, x + i, 1, 0, size - i, signs, i);
 }
 
+constexpr int64_t kWords = kKeys * sizeof(uint64_t);  // bytes of a block's hash
+
+// Hashes the blocks' hashes until one is left: the words of a tree with these leaves.
+void hash_tree(void* words, std::vector<uint64_t>& leaves, const unsigned char* keys) {
+  while (leaves.size() > kKeys) {
+    keys += kKeys * kBlock;
+    int64_t bytes = leaves.size() * sizeof(uint64_t), blocks = divide_up(bytes, kBlock);
+    std::vector<uint64_t> above(blocks * kKeys);
+    const unsigned char* from = reinterpret_cast<const unsigned char*>(leaves.data());
+    for (int64_t block = 0; block < blocks; ++block)
+      hash_block(above.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), keys);
+    leaves.swap(above);
+  }
+  std::memcpy(words, leaves.data(), kWords);
+}
+
+static inline int64_t leaves_of(int64_t bytes) { return bytes == 0 ? 1 : divide_up(bytes, kBlock); }
+
+// A tile block by block, so that each is read from memory once. leaves: the hashes of its blocks.
+template <typename T>
+void measure_tile(Moments& moments, uint64_t* leaves, const T* x, int64_t size, const unsigned char* keys) {
+  constexpr int64_t kElements = kBlock / sizeof(T);
+  for (int64_t start = 0; start < size; start += kElements) {
+    int64_t here = smaller(kElements, size - start);
+    hash_block(leaves + start / kElements * kKeys, reinterpret_cast<const unsigned char*>(x + start),
+               here * sizeof(T), keys);
+    add_moments(moments, x + start, here);
+  }
+}
+
 }  // namespace
 }  // namespace porter
 
@@ -186,54 +215,51 @@ PORTER_EXPORT void porter_fingerprint(void* words, const void* data, const void*
                                       int32_t threads) {
   using namespace porter;
   constexpr int64_t kBlocksAtOnce = 64;
-  std::vector<uint64_t> level;
-  const unsigned char* from = static_cast<const unsigned char*>(data);
-  const unsigned char* key = static_cast<const unsigned char*>(keys);
-  do {
-    int64_t blocks = bytes == 0 ? 1 : divide_up(bytes, kBlock), turns = divide_up(blocks, kBlocksAtOnce);
-    std::vector<uint64_t> next(blocks * kKeys);
+  const unsigned char *from = static_cast<const unsigned char*>(data), *key = static_cast<const unsigned char*>(keys);
+  int64_t blocks = leaves_of(bytes), turns = divide_up(blocks, kBlocksAtOnce);
+  std::vector<uint64_t> leaves(blocks * kKeys);
 #pragma omp parallel for num_threads(threads) if (threads > 1 && turns > 1) schedule(static)
-    for (int64_t turn = 0; turn < turns; ++turn)
-      for (int64_t block = turn * kBlocksAtOnce; block < smaller(blocks, (turn + 1) * kBlocksAtOnce); ++block)
-        hash_block(next.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), key);
-    level.swap(next);
-    from = reinterpret_cast<const unsigned char*>(level.data());
-    bytes = blocks * kKeys * static_cast<int64_t>(sizeof(uint64_t));
-    key += kKeys * kBlock;
-  } while (bytes > kKeys * static_cast<int64_t>(sizeof(uint64_t)));
-  std::memcpy(words, from, bytes);
+  for (int64_t turn = 0; turn < turns; ++turn)
+    for (int64_t block = turn * kBlocksAtOnce; block < smaller(blocks, (turn + 1) * kBlocksAtOnce); ++block)
+      hash_block(leaves.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), key);
+  hash_tree(words, leaves, key);
 }
 
-// moments: minimum, maximum, sum and sum of squares; where the last two are not finite or overflowed, so are the
-// elements. folded, unless null: `buckets` float64 sums. signs: kTile bits and 4 spare bytes. flips: for each tile, a
-// row of divide_up(buckets, 8) bytes whose bit j says that bucket j of the tile is subtracted.
-PORTER_EXPORT void porter_measure(void* moments, void* folded, const void* data, const void* signs, const void* flips,
-                                  int64_t size, int64_t buckets, int32_t dtype, int32_t threads) {
+// words, keys: as porter_fingerprint. moments: minimum, maximum, sum and sum of squares; where the last two are
+// not finite, an element is not or its square overflowed. folded, unless null: `buckets` float64 sums. signs: kTile bits
+// and 4 spare bytes. flips: for each tile, a row of divide_up(buckets, 8) bytes whose bit j says that bucket j of the
+// tile is subtracted.
+PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, const void* data, const void* keys,
+                                  const void* signs, const void* flips, int64_t size, int64_t buckets, int32_t dtype,
+                                  int32_t threads) {
   using namespace porter;
   int64_t tiles = divide_up(size, kTile), row = divide_up(buckets, 8);
   std::vector<Moments> partial(tiles);
   std::vector<double> sums(folded == nullptr ? 0 : tiles * buckets);
   dispatch(dtype, [&](auto tag) {
     using T = decltype(tag);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    std::vector<uint64_t> leaves(leaves_of(size * sizeof(T)) * kKeys);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1) schedule(static)
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const T* x = static_cast<const T*>(data) + tile * kTile;
       int64_t here = smaller(kTile, size - tile * kTile);
-      add_moments(partial[tile], x, here);
+      uint64_t* hashes = leaves.data() + tile * kTile * sizeof(T) / kBlock * kKeys;
+      measure_tile(partial[tile], hashes, x, here, static_cast<const unsigned char*>(keys));
       if (folded != nullptr)
         fold_tile(sums.data() + tile * buckets, x, here, buckets, tile * kTile % buckets,
                   static_cast<const unsigned char*>(signs));
     }
+    hash_tree(words, leaves, static_cast<const unsigned char*>(keys));
   });
-  Moments all;
+  double least = INFINITY, greatest = -INFINITY, total = 0, squares = 0;
   for (const Moments& m : partial) {
-    all.least = m.least < all.least ? m.least : all.least;
-    all.greatest = m.greatest > all.greatest ? m.greatest : all.greatest;
-    all.total += m.total;
-    all.squares += m.squares;
+    least = std::fmin(least, m.smallest());
+    greatest = std::fmax(greatest, m.largest());
+    total += m.total;
+    squares += m.squares;
   }
   double* out = static_cast<double*>(moments);
-  out[0] = all.least, out[1] = all.greatest, out[2] = all.total, out[3] = all.squares;
+  out[0] = least, out[1] = greatest, out[2] = total, out[3] = squares;
   if (folded == nullptr) return;
   double* y = static_cast<double*>(folded);
   for (int64_t j = 0; j < buckets; ++j) y[j] = 0;
