@@ -7,7 +7,7 @@ Rounds are interleaved: in each, every variant runs once. Prints the smallest wa
 ratios to the plain forward, and the bytes written. The processor time is that of the whole process, so work that other
 threads do is in it. The hooks are attached before and removed after the timed forward; weights are not stored.
 `--msprobe` names the Python of an environment that holds torch, transformers and mindstudio-probe: msprobe then dumps
-the same model (level L0, forward) in a process of its own, round by round beside porter.
+the same model (level L0, forward) in processes of its own, round by round beside porter.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from porter.golden.recorder import attached, header
 from porter.golden.writer import Writer
 
 PLAIN = "plain"
+MSPROBE_TASKS = ("statistics", "tensor")
 
 
 def recorded(model: nn.Module, tokens: torch.Tensor, detail: str, rounds: Rounds) -> None:
@@ -59,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     model, tokens = build(asked.model, asked.dtype, asked.tokens)
     rounds = Rounds()
-    other = None if asked.msprobe is None else _msprobe(asked)
+    others = [_msprobe(asked, task) for task in MSPROBE_TASKS if asked.msprobe is not None]
     with torch.no_grad():
         for turn in range(asked.rounds + 1):
             with rounds.timed(PLAIN):
@@ -68,21 +69,27 @@ def main() -> None:
                 recorded(model, tokens, detail, rounds)
             if turn == 0:
                 rounds.forget()
-            if other is not None and other.stdin is not None and other.stdout is not None:
-                other.stdin.write("round\n")
-                other.stdin.flush()
-                other.stdout.readline()
+            for other in others:
+                _round(other)
     modules = sum(1 for _ in model.modules())
     print(f"{asked.model} {asked.dtype}: {modules} modules, {asked.tokens} tokens, {asked.threads} threads")
     print(f"measured by {measured_by()}, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}")
     print("\n".join(rounds.table(PLAIN, "porter")))
-    if other is not None:
+    for other in others:
         print(other.communicate("end\n")[0], end="")
 
 
-def _msprobe(asked: argparse.Namespace) -> subprocess.Popen[str]:
+def _round(other: subprocess.Popen[str]) -> None:
+    assert other.stdin is not None and other.stdout is not None, "opened as pipes"
+    other.stdin.write("round\n")
+    other.stdin.flush()
+    if other.stdout.readline() != "done\n":
+        raise SystemExit("msprobe failed: run msprobe_dump.py with its Python to see why")
+
+
+def _msprobe(asked: argparse.Namespace, task: str) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("msprobe_dump.py")
-    arguments = [asked.model, asked.dtype, str(asked.tokens), str(asked.threads)]
+    arguments = [task, asked.model, asked.dtype, str(asked.tokens), str(asked.threads)]
     return subprocess.Popen(
         [asked.msprobe, str(script), *arguments],
         stdin=subprocess.PIPE,

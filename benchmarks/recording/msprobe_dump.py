@@ -1,9 +1,9 @@
-"""msprobe's side of the benchmark: one dump of each kind for every line on stdin, the table at the line ``end``.
+"""msprobe's side of the benchmark: a forward alone and a dumped one for every line on stdin, the table at ``end``.
 
-    PYTHON msprobe_dump.py MODEL DTYPE TOKENS THREADS
+    PYTHON msprobe_dump.py TASK MODEL DTYPE TOKENS THREADS
 
-Timed is the forward between `start` and `stop`, without `start`, `stop` and `step`, which write what is left. msprobe
-prints to stdout, so the answers go to what was stdout when the process began.
+TASK is ``statistics`` or ``tensor``. Timed is the forward between `start` and `stop`, without `start`, `stop` and
+`step`, which write what is left. msprobe prints to stdout, so answers go to what was stdout when the process began.
 """
 
 from __future__ import annotations
@@ -13,66 +13,58 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from rounds import Rounds
 from timed_models import build
-from torch import nn
 
-TASKS = ("statistics", "tensor")
 PLAIN = "plain"
 
 
-def dumped(model: nn.Module, tokens: torch.Tensor, task: str, rounds: Rounds) -> None:
-    """One forward under msprobe's dump."""
+def debugger(task: str, directory: Path) -> Any:
+    """msprobe's debugger, which dumps modules' forwards below ``directory``; a process may have one."""
     from msprobe.pytorch import PrecisionDebugger
 
-    with tempfile.TemporaryDirectory() as directory:
-        PrecisionDebugger._instance = None
-        settings = {"scope": [], "list": [], "data_mode": ["forward"]}
-        content = {
-            "task": task,
-            "dump_path": directory + "/dump",
-            "rank": [],
-            "step": [],
-            "level": "L0",
-            task: settings,
-        }
-        file = Path(directory) / "config.json"
-        file.write_text(json.dumps(content))
-        debugger = PrecisionDebugger(config_path=str(file))
-        debugger.start(model=model)
-        with rounds.timed(task):
-            model(input_ids=tokens, use_cache=False)
-        debugger.stop()
-        debugger.step()
-        rounds.sizes[task] = sum(path.stat().st_size for path in Path(directory, "dump").rglob("*") if path.is_file())
+    settings = {"scope": [], "list": [], "data_mode": ["forward"]}
+    place = str(directory / "dump")
+    content = {"task": task, "dump_path": place, "rank": [], "step": [], "level": "L0", task: settings}
+    file = directory / "config.json"
+    file.write_text(json.dumps(content))
+    return PrecisionDebugger(config_path=str(file))
 
 
-def main() -> None:
+def answer(task: str, name: str, dtype: str, tokens: int, directory: Path) -> None:
     """Answer the lines on stdin."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    name, dtype, tokens, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    model, ids = build(name, dtype, int(tokens))
-    rounds = Rounds()
+    model, ids = build(name, dtype, tokens)
+    rounds, dumper = Rounds(), debugger(task, directory)
     turns = 0
-    with torch.no_grad():
-        for line in sys.stdin:
-            if line == "end\n":
-                break
-            with rounds.timed(PLAIN):
-                model(input_ids=ids, use_cache=False)
-            for task in TASKS:
-                dumped(model, ids, task, rounds)
-            if turns == 0:
-                rounds.forget()
-            turns += 1
-            answers.write("done\n")
-            answers.flush()
-    answers.write("\n".join(rounds.table(PLAIN, "msprobe")) + "\n")
-    answers.flush()
+    for line in sys.stdin:
+        if line == "end\n":
+            break
+        with rounds.timed(PLAIN):
+            model(input_ids=ids, use_cache=False)
+        dumper.start(model=model)
+        with rounds.timed(task):
+            model(input_ids=ids, use_cache=False)
+        dumper.stop()
+        dumper.step()
+        if turns == 0:
+            rounds.forget()
+        turns += 1
+        print("done", file=answers, flush=True)
+    rounds.sizes[task] = sum(file.stat().st_size for file in (directory / "dump").rglob("*") if file.is_file()) // turns
+    print("\n".join(rounds.table(PLAIN, "msprobe")), file=answers, flush=True)
+
+
+def main() -> None:
+    """Run one task."""
+    task, name, dtype, tokens, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+        answer(task, name, dtype, int(tokens), Path(directory))
 
 
 if __name__ == "__main__":
