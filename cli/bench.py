@@ -73,6 +73,7 @@ def _render(console: Console, result: dict[str, Any]) -> None:
             f"{share:.0%}" if share else "",
         )
     console.print(table)
+    console.print(f"decode steps of {result['timings'][0]['label']}: {result['timings'][0]['decode']}")
     if result["speedup"] is not None:
         console.print(
             f"decode: {result['speedup']:.2f} times the faster plain transformers, {result['threads']} threads"

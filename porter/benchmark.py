@@ -32,6 +32,8 @@ class Timing:
     bytes_read_per_token: int | None = None
     memory_bandwidth: float | None = None
     share_of_roofline: float | None = None
+    decode: str | None = None
+    """How decode steps were run: "replayed", or "model" and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -60,16 +62,16 @@ def time_port(
     """Time greedy generation of a ported `model` over its contiguous cache, after one warm-up."""
     first, later = [], []
     for repeat in range(repeats + 1):
-        steps = [step.seconds for step in generate(model, input_ids, new_tokens)]
+        steps = list(generate(model, input_ids, new_tokens))
         if repeat:
-            first.append(steps[0])
-            later.append(statistics.median(steps[1:]))
+            first.append(steps[0].seconds)
+            later.append(statistics.median(step.seconds for step in steps[1:]))
     per_token = statistics.median(later)
     bandwidth = stream_bandwidth() if bytes_read else None
     share = bytes_read / bandwidth / per_token if bytes_read and bandwidth else None
     return Timing(
         label, input_ids.shape[1], new_tokens, statistics.median(first), per_token, 1 / per_token, peak_memory(),
-        bytes_read, bandwidth, share,
+        bytes_read, bandwidth, share, f"{steps[-1].way}: {steps[-1].refusal}".removesuffix(": "),
     )  # fmt: skip
 
 

@@ -9,17 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from porter.decoder import Decoder, Way
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import OpCall
 from porter.kv_cache import contiguous_cache
+from porter.tokenization import check_vocabulary
 
 
 @dataclass(frozen=True)
 class Step:
-    """One generated token per sequence, and the seconds since the step began."""
+    """One generated token per sequence, and the seconds since the step began.
+
+    `way`: how the step was run, see Decoder; `refusal`: why steps are not replayed, if so.
+    """
 
     tokens: torch.Tensor
     seconds: float
+    way: Way = "model"
+    refusal: str = ""
 
 
 def stop_tokens(model: nn.Module) -> frozenset[int]:
@@ -59,19 +66,21 @@ def generate(
             f"{input_ids.shape[1]} prompt tokens and {new_tokens} new ones exceed the model's {limit} positions "
             "(config.json: max_position_embeddings); ask for fewer"
         )
+    check_vocabulary(input_ids, config)
     cache = contiguous_cache(int(config.num_hidden_layers), total)  # type: ignore[union-attr, arg-type]
+    decode = Decoder(model, cache, new_tokens - 1)
     greedy = OpCall("sampling", "greedy")
     finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)
     tokens = input_ids
     with torch.inference_mode():
         for _ in range(new_tokens):
             start = time.perf_counter()
-            output = model(tokens, cache=cache, use_cache=True, logits_to_keep=1)
-            chosen = greedy(output.logits[:, -1])
+            logits = decode(tokens)[:, -1]
+            chosen = greedy(logits)
             seconds = time.perf_counter() - start
             if tokens is input_ids:
-                refuse_not_finite(output.logits[:, -1], "the model")
-            yield Step(chosen, seconds)
+                refuse_not_finite(logits, "the model")
+            yield Step(chosen, seconds, decode.way, decode.refusal)
             finished |= torch.tensor([int(t) in stop for t in chosen])
             if bool(finished.all()):
                 return

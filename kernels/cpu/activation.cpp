@@ -1,5 +1,5 @@
 // SwiGLU: silu(gate) * up, gate first, in float32, rounded once.
-#include "abi.h"
+#include "kernels.h"
 
 PORTER_EXPORT void porter_swiglu(void* out, const void* gate_up, int64_t rows, int64_t size, int64_t stride,
                                  int32_t dtype, int32_t threads) {

@@ -1,6 +1,7 @@
 // Grouped-query attention over a key-value cache read in place. Made for decode: the query heads that share a key head
 // read it once, and a long cache is split over threads.
 #include "attend.h"
+#include "kernels.h"
 
 // shape: B, Hq, S, D, Hk, T, Dv, window (0: none). strides in elements: query (b, h, s), key (b, h, t), value (b, h, t),
 // mask (b, h, s, t). mask null: causal, aligned to the end. out is [B, S, Hq, Dv], contiguous.

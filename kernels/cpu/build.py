@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-SOURCES = ("norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "measure")
-HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend")
+SOURCES = ("norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "program", "measure")
+HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "kernels")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-w")
 

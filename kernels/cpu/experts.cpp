@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "kernels.h"
 #include "rows.h"
 
 namespace porter {

@@ -26,10 +26,16 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "attention": (*[_POINTER] * 7, _REAL, *[_CODE] * 3),
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
+    "add": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
+    "copy": (_POINTER, _POINTER, _POINTER),
+    "run": (_POINTER, _SIZE),
     "fingerprint": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
     "measure": (*[_POINTER] * 7, _SIZE, _SIZE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
+
+RECORDED = ("rms_norm", "swiglu", "rope", "linear", "linear_w8a8", "attention", "mla", "experts", "add", "copy")
+"""Functions that a recorded program can call; the place of each is its code in program.cpp."""
 
 
 class KernelLibrary:
@@ -46,6 +52,9 @@ class KernelLibrary:
     attention: Function
     mla: Function
     experts: Function
+    add: Function
+    copy: Function
+    run: Function
     fingerprint: Function
     measure: Function
 

@@ -3,6 +3,7 @@
 
 #include "digits.h"
 #include "gemm.h"
+#include "kernels.h"
 #include "rows.h"
 
 namespace porter {

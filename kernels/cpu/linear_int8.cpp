@@ -1,6 +1,7 @@
 // y = x w^T + bias with int8 weights and activations quantized to int8 per token: exact int32 sums, then times the
 // token's scale and the weight row's scale. The sums are exact while k * 127 * 128 < 2^31: k <= 132104.
 #include "gemm.h"
+#include "kernels.h"
 
 namespace porter {
 namespace {

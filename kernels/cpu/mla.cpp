@@ -1,6 +1,7 @@
 // Absorbed multi-head latent attention: W_UK is folded into the query, all heads attend over the shared latent, and
 // W_UV is applied to what they gathered. Reads the latent once per block of rows; never expands keys or values.
 #include "attend.h"
+#include "kernels.h"
 
 namespace porter {
 namespace {

@@ -1,6 +1,6 @@
 // RMSNorm: y = x * rsqrt(mean(x^2) + eps) * weight, in float32, rounded once.
 // Variants: weight or (1 + weight); with the residual added first; times silu(gate).
-#include "abi.h"
+#include "kernels.h"
 
 namespace porter {
 namespace {

@@ -1,7 +1,7 @@
 // Rotary position embedding of query and key, [B, H, S, D] with any strides (the last dimension contiguous).
 // half: the pair of dimension i is i + R/2; dimensions past R pass through. interleaved: pairs (2i, 2i + 1) in, half
 // layout out, as deepseek_v3's apply_rotary_pos_emb_interleave. cos and sin are [B, S, R], both halves given.
-#include "abi.h"
+#include "kernels.h"
 
 namespace porter {
 namespace {
