@@ -8,25 +8,30 @@ from dataclasses import dataclass
 
 import torch
 
-from porter.alignment.observation import Observation, relative
+from porter.alignment.observation import Observation, distance, relative
 
 EXACT = 1e-6
 """What two float64 evaluations of the same mathematics may differ by: constants written as float32 differ by 6e-8."""
 
 LEAST = {torch.float32: 1e-6, torch.float64: EXACT}
-"""Native floors never go below this, else below the unit roundoff of the dtype. Float32 kernels use polynomial
+"""Native floors never go below this, else below half the unit roundoff of the dtype. Float32 kernels use polynomial
 exponentials and other orders of summation that are legitimately this far apart."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An observed tensor of a call: its label, its error, its budget, and the measured noise that the budget rests on
-    (0 where nothing was measured)."""
+    """An observed tensor of a call: its label, error and budget, and the measured noise that the budget rests on.
+
+    The noise is 0 where nothing was measured. `gain` is the part of the error that is a constant factor, `gain_noise`
+    what rounding makes of it.
+    """
 
     label: str
     error: float
     budget: float
     floor: float = 0.0
+    gain: float = 0.0
+    gain_noise: float = math.inf
 
     @property
     def over(self) -> bool:
@@ -49,20 +54,29 @@ def judged_exact(candidate: Observation, oracle: Observation, cost: float, toler
     return max(found, key=lambda verdict: verdict.ratio, default=None)
 
 
-def measured(oracle: Observation, rounded: Sequence[Observation]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Noise:
+    """What legitimate rounding makes of a tensor: its largest error, and the largest constant factor in it."""
+
+    error: float
+    gain: float
+
+
+def measured(oracle: Observation, rounded: Sequence[Observation]) -> dict[str, Noise]:
     """The noise of every tensor: the largest distance from the oracle of the source run in the candidate's precision,
     over the legitimate ways to round that were run, and no less than the dtype allows."""
     found = {}
     for label, exact in oracle.items():
         samples = [seen[label] for seen in rounded if label in seen]
-        noises = [noise for noise in (relative(sample, exact) for sample in samples) if math.isfinite(noise)]
         if samples:
-            found[label] = max(least(samples[0].dtype), *noises, 0.0)
+            noises = [each for each in (distance(sample, exact) for sample in samples) if math.isfinite(each.error)]
+            error = max([least(samples[0].dtype), *(each.error for each in noises)])
+            found[label] = Noise(error, max((abs(each.gain) for each in noises), default=0.0))
     return found
 
 
 def judged_native(
-    candidate: Observation, oracle: Observation, noise: Mapping[str, float], factor: float, cost: float
+    candidate: Observation, oracle: Observation, noise: Mapping[str, Noise], factor: float, cost: float
 ) -> list[Verdict]:
     """Every tensor of the replay in the candidate's own precision, the worst first.
 
@@ -71,14 +85,22 @@ def judged_native(
     """
     found = []
     for label, exact in oracle.items():
-        if label in candidate:
-            known = noise.get(label)
-            floor = least(candidate[label].dtype) if known is None else known
-            error = relative(candidate[label], exact)
-            found.append(Verdict(label, error, factor * floor + cost, 0.0 if known is None else floor + cost))
+        if label not in candidate:
+            continue
+        known = noise.get(label)
+        seen = distance(candidate[label], exact)
+        if known is None:
+            found.append(Verdict(label, seen.error, factor * least(candidate[label].dtype) + cost))
+        else:
+            budget, floor = factor * known.error + cost, known.error + cost
+            found.append(Verdict(label, seen.error, budget, floor, seen.gain, max(seen.gain_noise, known.gain)))
     return sorted(found, key=lambda verdict: verdict.ratio, reverse=True)
 
 
 def least(dtype: torch.dtype) -> float:
-    """The smallest floor of a dtype."""
-    return LEAST.get(dtype, torch.finfo(dtype).eps / 2 if dtype.is_floating_point else EXACT)
+    """The smallest floor of a dtype.
+
+    Rounding random values once makes an error of 0.42 unit roundoffs in the root mean square: the mean over mantissas
+    m in [1, 2) of 1 / (sqrt(3) m). A module that happens to round less is given that much.
+    """
+    return LEAST.get(dtype, torch.finfo(dtype).eps / 4 if dtype.is_floating_point else EXACT)

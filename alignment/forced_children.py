@@ -17,7 +17,7 @@ def force_holding_weights(module: nn.Module, pairing: Pairing, result: ModuleRes
     An activation is cheap to run, and an implementation may give it its rows in another order.
     """
     names = {name for call in result.calls for name in call.forced}
-    _force_only(pairing, result, {name for name in names if _holds_tensors(module.get_submodule(name))})
+    _force_only(pairing, result, {name for name in names if holds_tensors(module.get_submodule(name))})
 
 
 def force_alike(pairing: Pairing, result: ModuleResult) -> bool:
@@ -53,5 +53,6 @@ def _force_only(pairing: Pairing, result: ModuleResult, names: Collection[str]) 
     ]
 
 
-def _holds_tensors(module: nn.Module) -> bool:
+def holds_tensors(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers, itself or below."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -9,19 +10,27 @@ from torch import Tensor
 
 from porter.alignment.budget import least
 from porter.alignment.candidate import compute_dtype
-from porter.alignment.free_run import FreeErrors, Key, exact_baseline, limit, rounded_baseline, run_whole, sketch_of
+from porter.alignment.free_run import FreeErrors, Key, exact_baseline, limit, predicted, rounded_baseline, run_whole
+from porter.alignment.free_watch import sketch_of
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
 from porter.alignment.replay import CANNOT_RUN, Replayer
-from porter.alignment.report import FirstDrift, ModuleRow, Skipped, Tokens
+from porter.alignment.report import Cause, FirstDrift, ModuleRow, Skipped, Tokens
+from porter.alignment.state_faults import StateFaults
 from porter.alignment.verdict import Drifted
 from porter.errors import PorterError
 
 SLACK = 4.0
-"""Times the factor: how far beyond the source's own growth of rounding a free error must be to be no rounding. Another
-rounding takes another path through the model, so single modules differ by 2 or 3 where the model is chaotic."""
+"""Times the factor: how far beyond the source's own growth of rounding a free error must be to be no rounding, where
+the module cannot be replayed on the candidate's own inputs. Another rounding takes another path through the model, so
+single modules differ by 2 or 3 where the model is chaotic."""
+
+SUSPECT = 1.5
+"""Times the factor: how far beyond its prediction a free error must be for the module to be looked into."""
 
 STATE = "only in the free run: state that calls share (cache, mask, positions, buffers), not this module's mathematics"
+NOT_FINITE = "not finite in the free run"
+AMPLIFIED = "far off in the free run, yet right on what it was given there: rounding that grew, no fault"
 
 
 class FreePass:
@@ -32,6 +41,7 @@ class FreePass:
         self._pairs = pairs
         self._replayed: dict[Key, Tensor] = {}
         self.skipped: list[Skipped] = []
+        self.causes: list[Cause] = []
         self.tokens: Tokens | None = None
         self._free = FreeErrors()
         self._baselines: list[FreeErrors] = []
@@ -93,35 +103,58 @@ class FreePass:
     def joined(self, rows: list[ModuleRow], drifts: list[Drifted]) -> tuple[list[ModuleRow], list[Drifted]]:
         """The rows with what the free run showed, and the drifts that only it shows."""
         by_key = {(row.module, row.step): row for row in rows}
-        found, faults = [], []
+        for key, error in self._free.end_to_end.items():
+            row = by_key.get(key) or ModuleRow(key[0], self._pairs[key[0]].source, key[1])
+            by_key[key] = replace(row, end_to_end=error, inherited=self._inherited(key))
         known = list(drifts)
-        keys = sorted({*by_key, *self._free.end_to_end}, key=lambda key: (key[1], self._pairs[key[0]].position))
-        for key in keys:
-            pair = self._pairs[key[0]]
-            row = by_key.get(key) or ModuleRow(pair.module, pair.source, key[1])
-            error = self._free.end_to_end.get(key)
-            if error is None:
-                found.append(row)
-                continue
-            row = replace(row, end_to_end=error, inherited=self._inherited(key))
-            allowed = self._limit(key)
-            if allowed is not None and not error <= allowed and row.status != "drift":
-                position = (key[1], pair.position)
-                if any(explains(drifted, pair, position) for drifted in known):
-                    row = replace(row, status="inherited")
-                else:
-                    known.append(Drifted(position, FirstDrift(pair.module, pair.source, key[1], "output")))
-                    faults.append(known[-1])
-                    row = replace(row, status="drift", introduced=error, budget=allowed, why=STATE)
-            found.append(row)
-        return found, faults
+        state = StateFaults(self._replayer, self._pairs, self._free)
+        suspects = [key for key in self._in_order(by_key) if self._suspect(by_key[key])]
+        replayed = None if self.replays_nothing else state.judge(suspects, known)
+        self.causes += state.causes
+        known += [drifted for drifted, _ in state.faults.values()]
+        for key in self._in_order(by_key):
+            if key in state.faults:
+                by_key[key] = replace(by_key[key], **state.faults[key][1])
+            elif key in suspects:
+                by_key[key] = self._of_suspect(by_key[key], known, replayed)
+        return [by_key[key] for key in self._in_order(by_key)], known[len(drifts) :]
 
-    def _limit(self, key: Key) -> float | None:
-        if not self._baselines:
-            return None
-        # A router that returns float32 still inherits the rounding of the activations that it is given.
-        coarser = max(self._free.dtypes[key], compute_dtype(self._replayer.candidate), key=least)
-        return limit(self._baselines, key, coarser, SLACK * self._replayer.factor)
+    def _of_suspect(self, row: ModuleRow, known: list[Drifted], replayed: set[Key] | None) -> ModuleRow:
+        """A suspect without a proven fault: it inherits, or rounding grew, or, where nothing could be proved, it is far
+        beyond what rounding can do."""
+        key = (row.module, row.step)
+        position = (row.step, self._pairs[row.module].position)
+        error, allowed = row.end_to_end or 0.0, self._limit(key)
+        if any(explains(drifted, self._pairs[row.module], position) for drifted in known):
+            return replace(row, status="inherited") if not error <= allowed else row
+        if not math.isfinite(error) or (not error <= allowed and (replayed is None or key not in replayed)):
+            known.append(Drifted(position, FirstDrift(row.module, row.source, row.step, "output")))
+            why = STATE if math.isfinite(error) else NOT_FINITE
+            return replace(row, status="drift", introduced=error, budget=allowed, why=why)
+        return replace(row, why=row.why or AMPLIFIED) if not error <= allowed else row
+
+    def _in_order(self, keys: dict[Key, ModuleRow]) -> list[Key]:
+        return sorted(keys, key=lambda key: (key[1], self._pairs[key[0]].position))
+
+    def _suspect(self, row: ModuleRow) -> bool:
+        """Whether a free error is beyond its prediction and the replay found nothing."""
+        key = (row.module, row.step)
+        error = row.end_to_end
+        if not self._baselines or error is None or row.status == "drift":
+            return False
+        if key in self._free.handed:
+            return True
+        expected = predicted(
+            self._baselines, key, self._coarser(key), self._free.inputs.get(key), row.introduced or 0.0
+        )
+        return not error <= SUSPECT * self._replayer.factor * expected
+
+    def _limit(self, key: Key) -> float:
+        return limit(self._baselines, key, self._coarser(key), SLACK * self._replayer.factor)
+
+    def _coarser(self, key: Key) -> torch.dtype:
+        """A router that returns float32 still inherits the rounding of the activations that it is given."""
+        return max(self._free.dtypes[key], compute_dtype(self._replayer.candidate), key=least)
 
     def _inherited(self, key: Key) -> float | None:
         replayed, free = self._replayed.get(key), self._free.sketches.get(key)

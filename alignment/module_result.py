@@ -27,6 +27,8 @@ class ModuleResult:
     """Why a lane, or the whole replay, is missing."""
     failed: bool = False
     """Whether the candidate raised where it was called as recorded."""
+    outlier: str = ""
+    """How the module stands out among its siblings, where only that shows a fault."""
     candidate_exact: list[Seen] = field(default_factory=list)
     candidate_native: list[Seen] = field(default_factory=list)
     oracle: list[Seen] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,6 +66,29 @@ def relative(candidate: Tensor, reference: Tensor) -> float:
     if not math.isfinite(error) or scale == 0.0:
         return math.inf
     return error / scale
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How a tensor differs from its reference: `error` as `relative`; `gain`, the part of it that is a constant factor
+    (0.01: one percent too large); `gain_noise`, the gain that independent rounding of that error would make."""
+
+    error: float
+    gain: float = 0.0
+    gain_noise: float = math.inf
+
+
+def distance(candidate: Tensor, reference: Tensor) -> Distance:
+    """The relative error, and its projection on the reference."""
+    error = relative(candidate, reference)
+    if not math.isfinite(error) or error == 0.0:
+        return Distance(error)
+    b = reference.detach().to(torch.float64).flatten().nan_to_num(0.0, 0.0, 0.0)
+    a = candidate.detach().to(reference.device, torch.float64).flatten().nan_to_num(0.0, 0.0, 0.0)
+    squares = b * b
+    scale = float(squares.sum())
+    # Rounding errs in proportion to each value, so the largest values weigh most in the gain too.
+    return Distance(error, float((a - b) @ b) / scale, error * float(squares.norm()) / scale)
 
 
 def cosine(candidate: Tensor, reference: Tensor) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from porter.alignment.pairing import Pair, Pairing, pair_modules
 from porter.alignment.recorded_candidate import RecordedReplayer
 from porter.alignment.report import ModuleRow, Report, Routing, Skipped, Tokens
 from porter.alignment.rows import drifts_of, rows_of
+from porter.alignment.siblings import Siblings
 from porter.alignment.tokens import TokenCount
 from porter.alignment.verdict import Drifted, coverage, first_of, verdict_of
 from porter.errors import PorterError
@@ -28,6 +29,9 @@ from porter.golden.store import Golden
 
 CAUSES_FOR = 3
 """How many drifting modules are diagnosed."""
+
+KEPT_WIDE = 1 << 22
+"""Elements of the largest parameter that a port may keep wider than its dtype: norms, biases, routers."""
 
 
 def align_recorded(
@@ -44,34 +48,27 @@ def align_recorded(
     if theirs.detail != "full":
         raise PorterError(f"{theirs.path}: recorded as {theirs.detail}; only --detail full holds what a replay needs")
     dtype = dtype_of(theirs.manifest["dtype"] or "float32")
-    _round_to(source, dtype)
+    wide = _round_to(source, dtype)
     names = list(dict.fromkeys(record.module for record in theirs.records))
     pairing = pair_modules(golden, names, candidate.correspondence)
-    replayer = RecordedReplayer(Recorded(theirs, dtype, torch.device("cpu")), pairing, source, source, factor)
+    replayer = RecordedReplayer(Recorded(theirs, dtype, torch.device("cpu")), pairing, source, source, factor, wide)
     replayer.recorded.recorded_dtype = dtype
     ends = _EndToEnd(golden, theirs, pairing)
-    report = Report("aligned")
-    drifts: list[Drifted] = []
-    compared: set[str] = set()
-    skipped = [Skipped("", why) for why in ends.reasons]
-    counts = [0, 0, 0]
+    found = _Found(Report("aligned"), replayer, ends, [Skipped("", why) for why in ends.reasons])
+    siblings = Siblings()
     for pair in pairing.pairs:
         advance(1)
         if pattern is not None and not pattern.search(pair.module):
-            skipped.append(Skipped(pair.module, "not selected by --modules"))
+            found.skipped.append(Skipped(pair.module, "not selected by --modules"))
             continue
         result = replayer.replay(pair)
-        report.modules += ends.joined(pair, list(rows_of(result, None)))
-        drifts += drifts_of(result)
-        if result.drifted and len({drifted.drift.module for drifted in drifts}) <= CAUSES_FOR:
-            drift = drift_of(replayer, result, ())
-            report.causes += [] if drift is None else explain(drift)
-        if result.compared:
-            compared.update(pair.sources)
-        else:
-            skipped.append(Skipped(pair.module, result.why))
-        _count(result, counts)
-    covered = coverage(source, pairing, compared, None, skipped)
+        siblings.add(result)
+        found.take(result)
+        _count(result, found.counts)
+    for result in siblings.tightened(replayer.replay, pairing.by_module):
+        found.retake(result)
+    report, drifts, counts = found.report, found.drifts, found.counts
+    covered = coverage(source, pairing, found.compared, None, found.skipped)
     report.modules.sort(key=lambda row: (row.step, pairing.by_module[row.module].position))
     report.verdict, report.first_drift, report.coverage = verdict_of(drifts, covered), first_of(drifts), covered
     report.tokens = ends.tokens()
@@ -87,12 +84,52 @@ def align_recorded(
     return report
 
 
-def _round_to(source: nn.Module, dtype: torch.dtype) -> None:
-    """What the candidate's precision does to the weights is no fault of its modules."""
+@dataclass
+class _Found:
+    """What the replay gathers."""
+
+    report: Report
+    replayer: RecordedReplayer
+    ends: _EndToEnd
+    skipped: list[Skipped]
+    drifts: list[Drifted] = field(default_factory=list)
+    compared: set[str] = field(default_factory=set)
+    counts: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+    def take(self, result: ModuleResult) -> None:
+        """The rows, drifts and causes of one module."""
+        self.report.modules += self.ends.joined(result.pair, list(rows_of(result, None)))
+        self.drifts += drifts_of(result)
+        if result.drifted and len({drifted.drift.module for drifted in self.drifts}) <= CAUSES_FOR:
+            drift = drift_of(self.replayer, result, ())
+            # What was recorded cannot be run again: there is no candidate module to try.
+            if drift is not None:
+                self.report.causes += explain(replace(drift, candidate_module=None, run_candidate=None))
+        if result.compared:
+            self.compared.update(result.pair.sources)
+        else:
+            self.skipped.append(Skipped(result.pair.module, result.why))
+
+    def retake(self, result: ModuleResult) -> None:
+        """A module again, which stood out among its siblings."""
+        self.report.modules = [row for row in self.report.modules if row.module != result.pair.module]
+        self.take(result)
+
+
+def _round_to(source: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
+    """What the candidate's precision does to the weights is no fault of its modules.
+
+    Returns those that may be kept wider, unrounded, by the identity of what took their place.
+    """
+    wide = {}
     for module in source.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and torch.finfo(parameter.dtype).eps < torch.finfo(dtype).eps:
-                module._parameters[name] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                module._parameters[name] = rounded
+                if parameter.numel() <= KEPT_WIDE:
+                    wide[id(rounded)] = parameter.detach()
+    return wide
 
 
 def _count(result: ModuleResult, counts: list[int]) -> None:

@@ -7,25 +7,36 @@ the precision that the candidate was recorded in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from porter.alignment.calls import Call, child_calls, length, shapes_handed
+from porter.alignment.forced_children import holds_tensors
 from porter.alignment.forcing import ForcedCall, Handed, handed, input_label
-from porter.alignment.lanes import seen_of
+from porter.alignment.lanes import Side, seen_of
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, relative_name
+from porter.alignment.precision_swap import swapped
 from porter.alignment.replay import CANNOT_RUN, Replayer, line_of
-from porter.alignment.routing import bias_rounding
 from porter.errors import PorterError
 from porter.golden.format import Record
 
+RECORDED = "recorded: judged in the precision of the recording alone"
 
+
+@dataclass
 class RecordedReplayer(Replayer):
-    """Replays the source on the records of a candidate; `recorded` is the candidate's golden."""
+    """Replays the source on the records of a candidate; `recorded` is the candidate's golden.
+
+    `wide` holds the source's parameters as they were before they were rounded to the recording's dtype, by the identity
+    of the rounded ones.
+    """
+
+    wide: Mapping[int, Tensor] = field(default_factory=dict)
 
     def replay(self, pair: Pair) -> ModuleResult:
         """As `Replayer.replay`, in the one lane that a recording has."""
@@ -39,17 +50,40 @@ class RecordedReplayer(Replayer):
         result = ModuleResult(pair, self._with_past([call for call, _ in observed]))
         result.candidate_native = [seen_of(theirs.module, call.output, found, call) for call, found in observed]
         try:
-            result.oracle = self.run_exact(theirs, result.calls)
-            if any(seen.otherwise for seen in result.oracle):
-                self._run_unlike_children(result)
-                result.oracle = self.run_exact(theirs, result.calls)
-            rounded = self.run_rounded(theirs, result.calls)
+            self._judge(result, theirs)
+            if result.over_native:
+                self._read_otherwise(result, theirs)
         except CANNOT_RUN as error:
             result.why = f"the source cannot be replayed on the candidate's inputs: {line_of(error)}"
-            return result
-        self.judge_native(result, theirs, result.calls, rounded, 0.0)
-        result.why = "recorded: judged in the precision of the recording alone"
         return result
+
+    def _judge(self, result: ModuleResult, theirs: Side) -> None:
+        result.oracle = self.run_exact(theirs, result.calls)
+        if any(seen.otherwise for seen in result.oracle):
+            self._run_unlike_children(result)
+            result.oracle = self.run_exact(theirs, result.calls)
+        self.judge_native(result, theirs, result.calls, self.run_rounded(theirs, result.calls), 0.0)
+        result.why = RECORDED
+
+    def _read_otherwise(self, result: ModuleResult, theirs: Side) -> None:
+        """A recording does not tell in which dtype each weight and table was kept: every usual one is legitimate."""
+        for words, reading in self._readings().items():
+            with swapped(theirs.module, reading):
+                self._judge(result, theirs)
+            if not result.over_native:
+                result.why = f"{RECORDED}; {words}"
+                return
+        self._judge(result, theirs)
+
+    def _readings(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        return {
+            "as if its weights had been kept as wide as the golden's": lambda tensor: self.wide.get(id(tensor), tensor),
+            f"as if its tables had been rounded to {self.recorded.dtype}".replace("torch.", ""): self._narrowed,
+        }
+
+    def _narrowed(self, tensor: Tensor) -> Tensor:
+        wide = tensor.is_floating_point() and torch.finfo(tensor.dtype).eps < torch.finfo(self.recorded.dtype).eps
+        return tensor.to(self.recorded.dtype) if wide else tensor
 
     def _run_unlike_children(self, result: ModuleResult) -> None:
         """Let the source run the children that it calls unlike the candidate did."""
@@ -65,7 +99,7 @@ class RecordedReplayer(Replayer):
         found = Handed({}, {}, set())
         for child in self.pairing.children(pair):
             module = self.source.get_submodule(child.sources[0]) if self.source is not None else None
-            if module is None or not any(True for _ in module.state_dict()):
+            if module is None or not holds_tensors(module):
                 continue
             records = child_calls(self.recorded, record, child.module)
             name = relative_name(child.module, pair.module)
@@ -103,10 +137,6 @@ class RecordedReplayer(Replayer):
             counted.append(replace(call, past=past.get(call.batch, 0)))
             past[call.batch] = past.get(call.batch, 0) + length(call.args, call.kwargs)
         return counted
-
-    def bias_noise(self, router: nn.Module) -> Tensor | None:
-        """A recording does not tell in which dtype the bias was kept: either is a legitimate reading of it."""
-        return bias_rounding(router, self.recorded.dtype)
 
     def fills_cache(self, pair: Pair) -> bool:
         """Whether the module itself, not a child, was given the cache."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.budget import EXACT, Verdict, judged_exact, judged_native, measured
+from porter.alignment.budget import EXACT, Noise, judged_exact, judged_native, measured
 from porter.alignment.calls import Call, Recorded, source_module
 from porter.alignment.forced_children import force_alike, force_holding_weights
 from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
@@ -123,11 +123,7 @@ class Replayer:
         if seen.choice is None or oracle.choice is None:
             return None
         noise = max(score_noise(router, way.choice, oracle.choice, self.factor) for way in ways)
-        return flips(router, seen.choice, oracle.choice, noise, self.bias_noise(router))
-
-    def bias_noise(self, router: nn.Module) -> Tensor | None:
-        """By how much the rounding of a router's bias may move its scores: not at all where the weights are compared."""
-        return None
+        return flips(router, seen.choice, oracle.choice, noise)
 
     def _against_golden(self, result: ModuleResult) -> None:
         """Without an oracle the recorded output is the yardstick, and unit roundoff the only known noise."""
@@ -252,9 +248,10 @@ def _comparable(seen: Seen, oracle: Seen, ways: Sequence[Seen], flipped: Flips |
     return [_unflipped(view, same) for view in views]
 
 
-def _no_less_than_typical(noise: Mapping[str, float], every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _no_less_than_typical(noise: Mapping[str, Noise], every: Sequence[Mapping[str, Noise]]) -> dict[str, Noise]:
     """A small tensor may by luck round to nearly nothing in one call: its noise is that of the median call at least."""
-    return {label: max(own, median(each[label] for each in every if label in each)) for label, own in noise.items()}
+    typical = {label: median(each[label].error for each in every if label in each) for label in noise}
+    return {label: replace(own, error=max(own.error, typical[label])) for label, own in noise.items()}
 
 
 def _unflipped(view: Observation, same: Tensor) -> Observation:

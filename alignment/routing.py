@@ -29,14 +29,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flips:
-    """Tokens [T] whose expert set differs from the oracle's, and those of them where rounding can explain it.
-
-    `narrowed`: those that only a correction bias kept in the model's narrow dtype explains.
-    """
+    """Tokens [T] whose expert set differs from the oracle's, and those of them where rounding can explain it."""
 
     flipped: Tensor
     benign: Tensor
-    narrowed: Tensor | None = None
 
     @property
     def excess(self) -> int:
@@ -82,13 +78,10 @@ def scores_for_choice(module: nn.Module, logits: Tensor) -> Tensor:
     return logits.sigmoid() + bias.to(torch.float64) if isinstance(bias, Tensor) else logits
 
 
-def flips(
-    module: nn.Module, candidate: Choice, oracle: Choice, noise: float, bias_noise: Tensor | None = None
-) -> Flips:
+def flips(module: nn.Module, candidate: Choice, oracle: Choice, noise: float) -> Flips:
     """Compare expert sets. A flip is benign where the scores that decided it lie within `noise` of each other.
 
-    `module` is the source router; `noise` is the largest difference of two scores that rounding can bring about;
-    `bias_noise` [E], how far the rounding of a correction bias moves each score.
+    `module` is the source router; `noise` is the largest difference of two scores that rounding can bring about.
     """
     mine, theirs = candidate.sets(), oracle.sets()
     if mine.shape != theirs.shape:
@@ -98,29 +91,11 @@ def flips(
     if oracle.logits is None or not bool(flipped.any()):
         return Flips(flipped, torch.zeros_like(flipped))
     scores = scores_for_choice(module, oracle.logits)
-    benign = flipped & _near(module, scores, mine, theirs, noise)
-    if bias_noise is None or not bool((flipped & ~benign).any()):
-        return Flips(flipped, benign)
-    wider = noise + 2 * float(bias_noise.max())
-    narrowed = flipped & ~benign & _near(module, scores, mine, theirs, wider)
-    return Flips(flipped, benign | narrowed, narrowed)
-
-
-def bias_rounding(module: nn.Module, dtype: torch.dtype) -> Tensor | None:
-    """By how much rounding to `dtype` moves each expert's correction bias, [E] float64; None where there is none."""
-    bias = getattr(module, "e_score_correction_bias", None)
-    if not isinstance(bias, Tensor) or not dtype.is_floating_point:
-        return None
-    moved = (bias.to(dtype).to(torch.float64) - bias.to(torch.float64)).abs()
-    return moved if bool(moved.any()) else None
-
-
-def _near(module: nn.Module, scores: Tensor, mine: Tensor, theirs: Tensor, noise: float) -> Tensor:
-    """Tokens [T] whose experts were exchanged for others of scores within `noise`."""
     infinity = torch.tensor(torch.inf, dtype=scores.dtype, device=scores.device)
     lost = torch.where(theirs & ~mine, scores, -infinity).amax(dim=1)
     gained = torch.where(mine & ~theirs, scores, infinity).amin(dim=1)
-    return ((lost - gained).abs() <= noise) | _near_groups(module, scores, mine, theirs, noise)
+    near = (lost - gained).abs() <= noise
+    return Flips(flipped, flipped & (near | _near_groups(module, scores, mine, theirs, noise)))
 
 
 def _near_groups(module: nn.Module, scores: Tensor, mine: Tensor, theirs: Tensor, noise: float) -> Tensor:

@@ -16,7 +16,7 @@ from porter.alignment.routing import COMBINE, Flips
 from porter.alignment.verdict import Drifted
 
 MATHEMATICS = "differs in float64: mathematics or weights, not rounding"
-NARROWED = "correction bias had been rounded to the dtype of the recording"
+OUTLIER = "errs unlike the same module of other layers"
 KERNEL = "agrees in float64 but not in its own precision: kernel or dtype"
 
 
@@ -49,6 +49,8 @@ def _finding(result: ModuleResult, index: int) -> CallFinding:
     why = result.why
     if over_exact:
         why = f"{MATHEMATICS} ({exact.label}: {exact.error:.2g})" if exact is not None else why
+    elif over_native and result.outlier and native is not None:
+        why = f"{OUTLIER} ({native.label}): {result.outlier}"
     elif over_native:
         why = f"{KERNEL} ({native.label})" if native is not None and result.exact else (why or KERNEL)
     elif excess and flips is not None:
@@ -56,8 +58,6 @@ def _finding(result: ModuleResult, index: int) -> CallFinding:
         why = f"{flips.excess} of {count} tokens go to other experts although the scores are not near"
         shown = Verdict(COMBINE, flips.excess / count, 0.0)
         cosine = _cosine(result, index, shown, False)
-    elif flips is not None and flips.narrowed is not None and bool(flips.narrowed.any()):
-        why = f"{int(flips.narrowed.sum())} of {flips.flipped.numel()} tokens go to other experts as if the {NARROWED}"
     return CallFinding(result.calls[index].step, shown, over_exact or over_native or excess, why, flips, cosine)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from porter.alignment.pairing import Pairing
 from porter.alignment.report import Coverage, FirstDrift, ModuleRow, Skipped, WeightRow
-from porter.alignment.weights import JudgedWeight
+from porter.alignment.weights import SCALE_SUFFIXES, JudgedWeight
 
 NEEDED = 0.95
 """The share of the parameters that must have been compared for any verdict but `incomparable` or `drift`."""
@@ -80,8 +80,9 @@ def _elements_by_name(weights: Sequence[JudgedWeight]) -> Mapping[str, float]:
     parts: dict[str, list[bool]] = {}
     for judged in weights:
         parts.setdefault(judged.weight.name, []).append(judged.row.status != "skipped")
-        if judged.weight.step is not None:
-            parts[f"{judged.weight.name}_scale"] = parts[judged.weight.name]
+        if judged.weight.quantized:
+            for suffix in SCALE_SUFFIXES:
+                parts[judged.weight.name + suffix] = parts[judged.weight.name]
     return {name: sum(known) / len(known) for name, known in parts.items()}
 
 
