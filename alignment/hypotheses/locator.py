@@ -29,8 +29,61 @@ def where(drift: Drift) -> list[str]:
     candidate, source = joined(drift, drift.candidate_output), joined(drift, drift.source_output)
     if candidate.shape != source.shape:
         return []
-    known = [*relations(candidate, source), *localise(candidate, source), *structured(candidate, source, drift.config)]
+    known = [
+        *_of_inputs(drift),
+        *relations(candidate, source),
+        *localise(candidate, source),
+        *structured(candidate, source, drift.config),
+    ]
     return list(dict.fromkeys([*known, *_steps(drift), *_tail(drift)]))
+
+
+def _of_inputs(drift: Drift) -> Iterator[str]:
+    """The output is an input, or errs for the tokens of some experts alone."""
+    given = inputs_of(drift)
+    mine = [seen.get("output") for seen in drift.candidate_output]
+    firsts = [next((t for t in tensors if t.is_floating_point()), None) for tensors in given]
+    if firsts and all(
+        a is not None and b is not None and a.numel() == b.numel() and relative(a.reshape(b.shape), b) <= drift.floor
+        for a, b in zip(mine, firsts, strict=False)
+    ):
+        yield "the module returns its input unchanged"
+    yield from _experts(drift, given)
+
+
+def inputs_of(drift: Drift) -> list[list[torch.Tensor]]:
+    """The tensors that the module is called with, positional ones first, per step."""
+    given: list[list[torch.Tensor]] = []
+
+    def spy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given.append([value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)])
+        return args, kwargs
+
+    try:
+        drift.run(drift.source_module, spy)
+    except RuntimeError:
+        return []
+    return given
+
+
+def _experts(drift: Drift, given: Sequence[Sequence[torch.Tensor]]) -> Iterator[str]:
+    """Experts whose tokens alone err, and all of them; of a module that is told the experts of each token."""
+    wrong: set[int] = set()
+    right: set[int] = set()
+    for tensors, mine, theirs in zip(given, drift.candidate_output, drift.source_output, strict=False):
+        chosen = next((t for t in tensors if t.dtype == torch.int64 and t.dim() == 2), None)
+        if chosen is None or "output" not in mine or mine["output"].shape != theirs["output"].shape:
+            return
+        error, size = (mine["output"] - theirs["output"]).norm(dim=-1), theirs["output"].norm(dim=-1)
+        bad = (error > drift.floor * size.clamp_min(1e-300)).flatten()
+        if bad.numel() != chosen.shape[0]:
+            return
+        right |= set(chosen[~bad].flatten().tolist())
+        wrong |= set(chosen[bad].flatten().tolist())
+    blamed = sorted(wrong - right)
+    if blamed and right:
+        listed = ", ".join(map(str, blamed[:6])) + (", ..." if len(blamed) > 6 else "")
+        yield f"only tokens that go to expert {listed} err, and all of these do: look at the weights of that expert"
 
 
 def _on_output(drift: Drift) -> Drift:

@@ -10,6 +10,7 @@ from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.nibble_order import is_packing
 from porter.alignment.hypotheses.permutation import classify, matching_order
 from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHypothesis, relative
+from porter.alignment.observation import cosine
 
 SAMPLE = 4096
 
@@ -88,34 +89,33 @@ def _stale(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
         yield Finding("weight-stale", 0.0, f"{parameter.name} is {value:.4g} everywhere: it was never loaded")
 
 
-SLICES = (2, 4, 8)
+UNRELATED, UNRELATED_FROM = 0.1, 256
+"""Cosine below which two parameters of at least that many elements have nothing in common."""
 
 
 def _parts(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
-    """Only some of the slices are the source's: which experts, heads, ranks or blocks are not."""
+    """Only some of the slices are the source's: which experts, rows or columns are not."""
     source, candidate = parameter.source, parameter.candidate
-    for dim in range(source.dim()):
-        words = slice_words(drift, source, dim)
+    for dim in range(source.dim() if source.dim() > 1 else 0):
         right = (source == candidate).movedim(dim, 0).flatten(1).all(-1)
-        if source.dim() < 2 or not bool(right.any()) or bool(right.all()):
+        if not bool(right.any()) or bool(right.all()):
             continue
         wrong = (~right).nonzero().flatten().tolist()
         spans = wrong[-1] - wrong[0] + 1 == len(wrong) and len(wrong) > 1
         places = f"{wrong[0]} to {wrong[-1]}" if spans else ", ".join(map(str, wrong[:6]))
         zeros = not bool(candidate.movedim(dim, 0)[wrong].any())
-        what = (
-            "are zero: they were never loaded"
-            if zeros
-            else "are not the source's: they were never loaded, or hold another's"
-        )
-        says = f"Only {words} {places} of {parameter.name} ({len(wrong)} of {len(right)}) {what}"
+        what = "are zero: they were never loaded" if zeros else "are not the source's: load them again"
         mended = candidate.movedim(dim, 0).clone()
         mended[wrong] = source.movedim(dim, 0)[wrong]
+        says = f"Only {slice_words(source, dim)} {places} of {parameter.name} ({len(wrong)} of {len(right)}) {what}"
         yield Finding("weight-stale", relative(mended.movedim(0, dim), source), says)
         return
+    if source.numel() > UNRELATED_FROM and abs(cosine(candidate, source) or 0.0) < UNRELATED:
+        says = f"{parameter.name} has nothing in common with the source's: it was never loaded, or from another model"
+        yield Finding("weight-stale", 0.0, says)
 
 
-def slice_words(drift: Drift, source: torch.Tensor, dim: int) -> str:
+def slice_words(source: torch.Tensor, dim: int) -> str:
     """What a slice of the dimension is called."""
     return "experts" if source.dim() == 3 and dim == 0 else "rows" if dim == source.dim() - 2 else "columns"
 

@@ -60,6 +60,7 @@ def drifted(drift: Drift) -> Iterator[Parameter]:
     tensors = dict(drift.source_module.named_parameters()) | dict(drift.source_module.named_buffers())
     for name, (source, candidate) in drift.weights.items():
         expected = tensors.get(name, source).detach()
+        expected = expected.to(torch.float64) if expected.is_floating_point() else expected
         if candidate.shape == expected.shape and relative(candidate, expected) > ROUNDING:
             known_as = name if "." in name else f"{drift.source}.{name}"
             floor = max(ROUNDING, storage_rounding(drift), drift.expected.get(name, 0.0))
