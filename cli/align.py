@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from porter.cli.output import JsonOption, emit, progress, say
 
@@ -32,7 +34,13 @@ def align(
     device: Annotated[str, typer.Option(help="Torch device to run the candidate on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Precision of the candidate: auto, float32, bfloat16, float16.")] = "auto",
     factor: Annotated[float, typer.Option(help="How many times its own rounding floor a module may err.")] = 2.0,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Find the smallest failing regime (not built yet).")] = False,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="Repeat over length, position, batch, padding, decode and chunked prefill."),
+    ] = False,
+    sweep_length: Annotated[
+        int | None, typer.Option(help="With --sweep: the longest sequence (default: what a budget allows, up to 4097).")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint contains.")
     ] = False,
@@ -44,15 +52,16 @@ def align(
 
     Example: porter align golden port --html report.html
     """
-    check_options(passes, dtype, factor, sweep)
+    check_options(passes, dtype, factor, sweep, sweep_length)
     for path in (html, junit, sarif):
         check_output(path)
     from porter.alignment.align import align as compare
-    from porter.alignment.report_terminal import print_report
+    from porter.alignment.sweep import sweep as compare_in_regimes
     from porter.certificate import certify
 
+    compared = partial(compare_in_regimes, longest=sweep_length) if sweep else compare
     with progress("aligning") as advance:
-        report = compare(
+        report = compared(
             golden,
             candidate,
             passes=passes,
@@ -68,16 +77,26 @@ def align(
     write_reports(result, html, junit, sarif)
     if passes == "all" and modules is None and certify(Path(candidate), str(golden), result):
         say(f"entered into {candidate}/alignment.json")
-    emit(result, json_output, lambda console: print_report(result, console))
+    emit(result, json_output, lambda console: render(result, console))
     return ALIGNED if result["verdict"] == "aligned" else NOT_ALIGNED
 
 
-def check_options(passes: str, dtype: str, factor: float, sweep: bool) -> None:
+def render(result: dict[str, Any], console: Console) -> None:
+    """Print the report, and below it what a sweep tried."""
+    from porter.alignment.report_sweep import print_sweep
+    from porter.alignment.report_terminal import print_report
+
+    print_report(result, console)
+    if "sweep" in result:
+        print_sweep(result["sweep"], console)
+
+
+def check_options(passes: str, dtype: str, factor: float, sweep: bool, sweep_length: int | None) -> None:
     """Refuse what cannot be done, before any work. Raises PorterError naming the option."""
     from porter.errors import PorterError
 
-    if sweep:
-        raise PorterError("--sweep is not built yet; align goldens recorded at the lengths in question one by one")
+    if sweep_length is not None and not sweep:
+        raise PorterError("--sweep-length: only with --sweep")
     if passes not in PASSES:
         raise PorterError(f"--pass: {passes!r} is no pass; choose one of {', '.join(PASSES)}")
     if dtype not in DTYPES:

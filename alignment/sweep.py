@@ -1,0 +1,225 @@
+"""`porter align --sweep`: the same comparison in many regimes, and the smallest one that fails.
+
+Cheap first: source and candidate run whole in every kind of regime, lengths ascending, until one fails. Where none
+does, every module is replayed at the shortest and at the greatest length, which sees faults below the noise of a whole
+run. An alignment in the regime decides. The smallest one is then searched with the replay of the drifting modules
+alone, or with whole alignments where only these show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from porter.alignment.align import Progress, align
+from porter.alignment.candidate import load_candidate
+from porter.alignment.free_pass import STATE
+from porter.alignment.regimes import Regime, fitted, kinds, lengths, text
+from porter.alignment.report import FirstDrift, Report
+from porter.alignment.source import rebuild_source
+from porter.alignment.sweep_budget import REPLAYED_LENGTH, Extent, extent_of
+from porter.alignment.sweep_probe import Outcome, Prober, source_is_consistent
+from porter.alignment.sweep_search import Smallest, smallest
+from porter.errors import PorterError
+from porter.golden.store import Golden
+
+ROWS = 3
+"""Rows of the widest batch."""
+
+CANNOT_BE_CALLED = "the candidate cannot be called as recorded"
+"""How the replay begins to say that a module raised."""
+
+CONSISTENT = 1e-6
+"""Relative difference, in float64, that the source may show between one prefill and its parts."""
+
+
+Judge = Callable[[Regime], "Outcome | None"]
+
+
+@dataclass
+class SweptReport(Report):
+    """A report with what the sweep found: see `_account`. Where the golden passes and another regime fails, the report
+    is that of the smallest failing regime."""
+
+    sweep: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The smallest failing regime and the alignment there."""
+
+    smallest: Smallest
+    outcome: Outcome
+    report: Report
+
+
+def sweep(
+    golden: Golden | str | Path,
+    candidate: Any,
+    *,
+    passes: str | tuple[str, ...] = "all",
+    modules: str | None = None,
+    factor: float = 2.0,
+    correspondence: Any = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    longest: int | None = None,
+    progress: Progress | None = None,
+) -> SweptReport:
+    """Align `candidate` with `golden`, then with the golden's source in other regimes; see `align` for the arguments.
+
+    `longest`: greatest sequence length, default what the model's positions and a budget of work allow. Raises
+    PorterError where the candidate is a recording, or the source cannot be rebuilt from the golden.
+    """
+    golden = golden if isinstance(golden, Golden) else Golden.open(golden)
+    loaded = load_candidate(
+        candidate, correspondence=correspondence, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    if loaded.model is None:
+        raise PorterError(f"{loaded.name}: --sweep runs the candidate in other regimes; give a model, not a recording")
+    source = rebuild_source(golden)
+    extent = extent_of(source, longest)
+    stored = {name: t.dtype for name, t in (*source.named_parameters(), *source.named_buffers())}
+    report = align(
+        golden,
+        loaded.model,
+        passes=passes,
+        modules=modules,
+        factor=factor,
+        correspondence=loaded.correspondence,
+        device=device,
+        source=source,
+        progress=progress,
+    )
+    tokens = text(extent.vocabulary, ROWS, extent.longest)
+    prober = Prober(
+        loaded.model, source, loaded.correspondence, stored, tokens, factor, torch.device(device), modules,
+        progress or (lambda amount: None),
+    )  # fmt: skip
+    failure = Sweep(prober, extent).run()
+    if failure is not None and report.verdict != "drift":
+        report = replace(failure.report, weights=report.weights)
+    report.environment["candidate"] = dict(loaded.environment)
+    values = {each.name: getattr(report, each.name) for each in fields(Report)}
+    return SweptReport(**values, sweep=_account(prober, extent, failure))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The search over one prober's regimes."""
+
+    prober: Prober
+    extent: Extent
+
+    def run(self) -> Failure | None:
+        """The smallest failing regime that was found; None where all pass."""
+        for length in lengths(self.extent.longest):
+            for regime in self.regimes(length):
+                outcome = self.prober.free(regime)
+                found = self._located(regime) if outcome is not None and outcome.failing else None
+                if found is not None:
+                    return found
+        ends = ((regime, self._located(regime)) for regime in self._ends())
+        return next((found for _, found in ends if found is not None), None)
+
+    def regimes(self, length: int) -> list[Regime]:
+        """Every kind at that length, simplest first."""
+        found = [fitted(kind, length, self.extent.far) for kind in kinds(self.extent.far, self.extent.routed)]
+        return [regime for regime in found if regime is not None]
+
+    def _ends(self) -> list[Regime]:
+        """The regimes in which every module is replayed: the shortest and the longest."""
+        longest = self.regimes(min(self.extent.longest, REPLAYED_LENGTH))
+        shortest = [each.at(each.shortest) for each in longest if each.batch == 1 and each.length > each.shortest]
+        return [*shortest, *longest]
+
+    def _located(self, regime: Regime) -> Failure | None:
+        """The smallest failing regime, from one that the alignment confirms to fail; None where it does not."""
+        judge = self._judge(regime)
+        if judge is None:
+            return None
+        found = smallest(regime, failing(judge), self.extent.far, min(self.extent.longest, REPLAYED_LENGTH))
+        outcome, report = judge(found.regime), self.prober.report(found.regime)
+        assert outcome is not None and report is not None, "the smallest regime was judged"
+        return Failure(found, outcome, _drifting(report, outcome))
+
+    def _judge(self, regime: Regime) -> Judge | None:
+        """What tells failing from passing in the search: the replay of what drifts or raises there; where only a whole
+        run shows it, the whole alignment, or whether the candidate raises."""
+        prober, report = self.prober, self.prober.report(regime)
+        if report is None:
+            return None
+        drifting = frozenset(row.module for row in report.modules if row.status == "drift" and row.why != STATE)
+        broken = frozenset(s.module for s in report.coverage.skipped if s.why.startswith(CANNOT_BE_CALLED))
+        judges: list[Judge] = [prober.raises]
+        if report.verdict == "drift":
+            judges = [partial(prober.replayed, modules=drifting), prober.aligned] if drifting else [prober.aligned]
+        elif broken:
+            judges = [partial(prober.replayed, modules=broken), prober.raises]
+        return next((judge for judge in judges if failing(judge)(regime)), None)
+
+
+def failing(judge: Judge) -> Callable[[Regime], bool | None]:
+    """`judge` as yes or no; None where it cannot tell."""
+
+    def fails(regime: Regime) -> bool | None:
+        outcome = judge(regime)
+        return None if outcome is None else outcome.failing
+
+    return fails
+
+
+def _drifting(report: Report, outcome: Outcome) -> Report:
+    """`report`, whose verdict is drift: a candidate that raises where the source runs is one too."""
+    if report.verdict == "drift":
+        return report
+    skipped = [each for each in report.coverage.skipped if each.module and CANNOT_BE_CALLED in each.why]
+    module = outcome.module or (skipped[0].module if skipped else "")
+    return replace(report, verdict="drift", first_drift=FirstDrift(module, module, 0, "output"))
+
+
+def _account(prober: Prober, extent: Extent, failure: Failure | None) -> dict[str, Any]:
+    """The report's `sweep`: what it says, the smallest failing regime and its boundary, and everything tried."""
+    longest = extent.longest
+    says = f"passes in {len(prober.tried)} regimes up to sequence length {longest}"
+    return {
+        "says": says if failure is None else failure.smallest.says(),
+        **_failed(failure),
+        "longest": longest,
+        "limited_by": extent.limit,
+        "tokens_per_expert": vars(prober.loads) if extent.routed else None,
+        "source_inconsistent": _inconsistent(prober, extent),
+        "runs": prober.runs,
+        "tried": [outcome.to_json() for outcome in prober.tried],
+        "not_tried": [{"regime": regime.to_json(), "why": why} for regime, why in prober.not_tried.items()],
+    }
+
+
+def _failed(failure: Failure | None) -> dict[str, Any]:
+    if failure is None:
+        return {"failing": None, "first_drift": None, "boundary": None, "passing": []}
+    drift, boundary = failure.report.first_drift, failure.smallest.boundary
+    return {
+        "failing": failure.outcome.to_json(),
+        "first_drift": None if drift is None else vars(drift),
+        "boundary": None if boundary is None else vars(boundary),
+        "passing": [regime.to_json() for regime in failure.smallest.passing],
+    }
+
+
+def _inconsistent(prober: Prober, extent: Extent) -> list[dict[str, Any]]:
+    """Where the source itself gives other logits than in one prefill: there it is no yardstick."""
+    found = []
+    for mode in ("decode", "chunked"):
+        regime = Regime(min(extent.longest, REPLAYED_LENGTH), mode=mode)
+        if regime.length >= regime.shortest:
+            error = source_is_consistent(prober.source, regime, prober.tokens)
+            if error is not None and error > CONSISTENT:
+                found.append({"regime": regime.to_json(), "error": error})
+    return found
