@@ -13,7 +13,7 @@ from torch import nn
 
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
-from porter.alignment.diagnosis import drift_of
+from porter.alignment.diagnosis import causes_of_weights, drift_of
 from porter.alignment.forced_children import unforced_children
 from porter.alignment.free_pass import FreePass
 from porter.alignment.module_result import ModuleResult
@@ -115,6 +115,9 @@ def align(
         _replay(findings, replayer, pairs, free, advance)
     if "free" in wanted:
         _free(findings, free, "replay" in wanted)
+    if "weights" in wanted and source is not None:
+        explained = {cause.module for cause in findings.causes if cause.after is not None}
+        findings.causes += causes_of_weights(findings.weights, pairing, source, explained, CAUSES_FOR)
     return checks.applied(_report(golden, loaded, pairing, findings, wanted))
 
 

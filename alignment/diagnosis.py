@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.calls import Call
+from porter.alignment.calls import Call, source_module
 from porter.alignment.drift import Drift
 from porter.alignment.forcing import ForcedCall, Untouched
 from porter.alignment.lanes import Change, Seen, Side, exactly, natively, run_calls, skipped_children
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import Observation, worst
-from porter.alignment.pairing import Pair, relative_name
+from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact
 from porter.alignment.replay import CANNOT_RUN, Replayer
+from porter.alignment.report import Cause
+from porter.alignment.verdict import owner_of
 from porter.alignment.streaming import Tensors
 from porter.alignment.weights import JudgedWeight
 
@@ -65,6 +67,50 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
         elsewhere=_elsewhere(replayer.source, result.pair),
         run_candidate=_again(replayer, mine, calls, lane),
         run_module=_runner(side, calls, forced),
+    )
+
+
+def causes_of_weights(
+    weights: Sequence[JudgedWeight], pairing: Pairing, source: nn.Module, explained: Collection[str], most: int
+) -> list[Cause]:
+    """The causes of wrong parameters from their values alone, no module is run; of the first `most` modules in
+    execution order that hold such parameters and are not among those `explained` already."""
+    from porter.alignment.hypotheses.catalogue import explain_parameters
+
+    wrong: dict[Pair, list[JudgedWeight]] = {}
+    for judged in weights:
+        if judged.row.status == "drift":
+            name = owner_of(judged, pairing)
+            alone = Pair(name, (judged.weight.source.rpartition(".")[0],), 0)
+            wrong.setdefault(pairing.by_module.get(name, alone), []).append(judged)
+    ordered = sorted((pair for pair in wrong if pair.module not in explained), key=lambda pair: pair.position)
+    found = []
+    for pair in ordered[:most]:
+        found += explain_parameters(_drift_of_weights(pair, wrong[pair], source))
+    return found
+
+
+def _drift_of_weights(pair: Pair, weights: Sequence[JudgedWeight], source: nn.Module) -> Drift:
+    values, expected, quantized = _weights(pair, weights)
+    worst_row = max((judged.row.error or 0.0 for judged in weights), default=0.0)
+    return Drift(
+        module=pair.module,
+        source=pair.source,
+        kind="",
+        lane="exact",
+        tensor=weights[0].weight.name.rpartition(".")[2],
+        step=0,
+        before=worst_row,
+        floor=max(expected.values(), default=0.0),
+        source_module=source_module(source, pair),
+        candidate_module=None,
+        source_output=[],
+        candidate_output=[],
+        config=getattr(source, "config", None),
+        weights=values,
+        elsewhere=_elsewhere(source, pair),
+        expected=expected,
+        quantized=quantized,
     )
 
 

@@ -80,7 +80,7 @@ def wiped_entries(attention: Any) -> None:
     inner = attention.forward
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("past_key_values", kwargs.get("cache"))
         if hidden_states.shape[1] == 1 and cache is not None:
             layer = cache.layers[attention.layer_idx]
             for name in ("keys", "values"):
