@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from porter.errors import PorterError
-from porter.loaded import refuse_made_up
+from porter.original import original_model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -49,26 +48,8 @@ def load_source(directory: Path, dtype: str, device: torch.device, trust_remote_
     PorterError if a parameter is not in the checkpoint: transformers would make one up, and a golden recorded from it
     would be noise.
     """
-    from transformers import AutoModelForCausalLM
-
     if dtype not in DTYPES:
         raise PorterError(f"--dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
-        hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
-        raise PorterError(f"{directory}: the model cannot be loaded: {_first_line(error)}{hint}") from error
-    model, information = loaded
-    refuse_made_up(directory, information, ignore=("unexpected_keys",))
-    placed: nn.Module = model.to(device).eval()
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    placed: nn.Module = original_model(directory, wanted, trust_remote_code).to(device)
     return placed
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from porter.generation import refuse_not_finite
+from porter.tokenization import check_vocabulary
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ def evaluate(candidate: nn.Module, reference: nn.Module, token_ids: torch.Tensor
 
     Raises Refusal where a model's logits are not finite: no figure can be computed from them.
     """
+    for model in (candidate, reference):
+        check_vocabulary(token_ids, model.config)
     losses, divergences, agree = [], [], []
     for chunk in token_ids.split(window):
         if chunk.numel() < 2:

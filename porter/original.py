@@ -10,6 +10,9 @@ from porter.errors import PorterError
 from porter.loaded import refuse_made_up
 from porter.models.presets import resolve
 
+UNLOADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError, TypeError, AttributeError)
+"""What transformers raises for a checkpoint whose files are damaged or contradict each other."""
+
 
 def original_directory(model: str) -> Path:
     """The directory of a shipped model, a checkpoint or a downloaded Hub id; PorterError where it has no weights."""
@@ -20,12 +23,25 @@ def original_directory(model: str) -> Path:
     return reference.directory
 
 
-def original_model(directory: Path, dtype: Any = "auto") -> Any:
-    """The checkpoint as transformers' own model, in eval mode; every weight from the checkpoint, no code from it."""
+def original_model(directory: Path, dtype: Any = "auto", trust_remote_code: bool = False) -> Any:
+    """The checkpoint as transformers builds it, in eval mode; its own code runs only with `trust_remote_code`.
+
+    PorterError where it cannot be loaded, or a parameter is not in the checkpoint: transformers would make it up.
+    """
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
+    except UNLOADABLE as error:
+        hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
+        if "ignore_mismatched_sizes" in str(error):
+            hint = ": the sizes in config.json are not those of the weights"
+        raise PorterError(f"{directory}: the model cannot be loaded: {_first_line(error)}{hint}") from error
     model, information = loaded
     refuse_made_up(directory, information, ignore=("unexpected_keys",))
     return model.eval()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -20,15 +20,33 @@ def tokenizer_of(directory: str | Path) -> Any:
         )
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot parse
+        reason = " ".join(str(error).split())[:300]
         raise PorterError(
-            f"{directory}: the tokenizer cannot be read ({error}); copy the model's own files there"
+            f"{directory}: tokenizer.json or tokenizer_config.json is unusable ({reason}); copy the model's own there"
         ) from error
 
 
 def encode(tokenizer: Any, text: str) -> torch.Tensor:
-    """Token ids [1, length] of `text`. Raises PorterError for a text without tokens."""
-    ids = tokenizer(text, return_tensors="pt").input_ids
+    """Token ids [1, length] of `text`. Raises PorterError for a text without tokens, and a tokenizer that fails."""
+    try:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+    except Exception as error:  # as above: some faults of the files show only here
+        raise PorterError(
+            f"{tokenizer.name_or_path}: its tokenizer files fail on this text ({type(error).__name__}: {error}); copy "
+            "the model's own there"
+        ) from error
     if ids.numel() == 0:
         raise PorterError("the prompt has no tokens; give some text")
     return ids.long()  # type: ignore[no-any-return]
+
+
+def check_vocabulary(token_ids: torch.Tensor, config: Any) -> None:
+    """Raise PorterError for a token id that the model of `config` has no embedding for."""
+    size = config.vocab_size
+    outside = token_ids[(token_ids < 0) | (token_ids >= size)]
+    if outside.numel():
+        raise PorterError(
+            f"token id {int(outside[0])} of the text is outside the model's vocabulary of {size}; use the "
+            "tokenizer files that belong to the model"
+        )

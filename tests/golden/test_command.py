@@ -122,6 +122,9 @@ def test_bad_prompts(
         (["--prompt", "a", "--detail", "all"], "expected one of full, sketch, stats"),
         (["--prompt", "a", "--modules", "["], "not a regular expression"),
         (["--prompt", "a", "--dtype", "int8"], "expected one of auto, float32"),
+        (["--prompt", "a", "--new-tokens", "2000"], "--new-tokens 2000: with the 1 tokens of prompt 0 above the"),
+        (["--prompt", "ab" * 600], "with the 1200 tokens of prompt 0 above the model's 1024 positions"),
+        (["--prompt", "a", "--new-tokens", "-1"], "'--new-tokens': Input should be greater"),
         (["--prompt", "a", "--device", "toaster"], "--device toaster: not usable here"),
     ],
 )
