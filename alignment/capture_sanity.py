@@ -25,6 +25,8 @@ from porter.alignment.token_identity import same_tokens, vocabulary_holds
 from porter.errors import PorterError
 from porter.golden.store import Golden
 
+NEVER_CALLED = "never called: the module above reads its weights itself, or it takes no part"
+
 
 def sanity_of_model(golden: Golden, recorded: Recorded, model: nn.Module, run: bool) -> list[SanityCheck]:
     """The checks of a golden and a candidate that can be run. `run`: also the observer test, two forwards of the
@@ -108,7 +110,7 @@ def _observed(recorded: Recorded, model: nn.Module) -> Iterator[SanityCheck]:
     yield _observer(same(plain, hooked), same(plain, again))
     yield from chain_checks(trace.passages, "candidate")
     yield from _in_place(trace.changed, trace.shared)
-    never = [(name, "never called") for name in module_names(model) if name not in trace.called]
+    never = [(name, NEVER_CALLED) for name in module_names(model) if name not in trace.called]
     yield from _gaps([each for each in never if _holds_weights(model, each[0])], "candidate")
 
 

@@ -64,7 +64,7 @@ def chain_checks(passages: Sequence[Passage], side: str, read: Read = not_kept) 
 def _links(
     chain: Chain, by_call: Mapping[tuple[str, int, int], Passage], side: str, read: Read
 ) -> Iterator[SanityCheck]:
-    broken: list[tuple[str, str, Passage, Passage]] = []
+    broken: list[tuple[Passage, Passage]] = []
     streams = compared = 0
     for (module, step, call), passage in by_call.items():
         if module not in chain.layers or module == chain.layers[-1]:
@@ -77,7 +77,7 @@ def _links(
         passed_on = _streams(passage)
         streams = max(streams, len(passed_on))
         if not all(passed.digest in given for passed in passed_on):
-            broken.append((module, following.module, passage, following))
+            broken.append((passage, following))
     if streams > 1:
         yield SanityCheck(
             "streams",
@@ -91,8 +91,8 @@ def _links(
             "layer-chain", chain.container, "ok", f"{side}: out[i] is in[i+1] at {compared} of {compared} places"
         )
     elif broken:
-        module, following, passage, after = broken[0]
-        yield SanityCheck("layer-chain", following, "note", _broken(side, module, len(broken), passage, after, read))
+        passage, after = broken[0]
+        yield SanityCheck("layer-chain", after.module, "note", _broken(side, len(broken), passage, after, read))
 
 
 def _streams(passage: Passage) -> list[Passed]:
@@ -100,15 +100,15 @@ def _streams(passage: Passage) -> list[Passed]:
     return [passed for passed in passage.outputs if passed.shape == passage.outputs[0].shape]
 
 
-def _broken(side: str, module: str, count: int, passage: Passage, after: Passage, read: Read) -> str:
+def _broken(side: str, count: int, passage: Passage, after: Passage, read: Read) -> str:
     given, taken = read(passage.outputs[0]), read(after.inputs[0]) if after.inputs else None
     apart = ""
     if given is not None and taken is not None and given.shape == taken.shape:
         apart = f" (they differ by {relative(taken, given):.2g})"
     more = f", and at {count - 1} other places" if count > 1 else ""
     return (
-        f"{side}: {after.module} does not get what {module} returned{apart}{more}: either code between the layers "
-        "changes it, or the tensor was overwritten in place after it was recorded; check that the capture clones"
+        f"{side}: {after.module} does not get what {passage.module} returned{apart}{more}: either code between the "
+        "layers changes it, or the tensor was overwritten in place after it was recorded; check that the capture clones"
     )
 
 

@@ -111,10 +111,11 @@ def leading_cause(report: Mapping[str, Any]) -> Row | None:
 
 
 def headline(report: Mapping[str, Any]) -> tuple[str, str]:
-    """The verdict in capitals, and one sentence that says where and how bad."""
+    """The verdict in capitals, and one sentence that says where and how bad, and in which regime a sweep shows it."""
     verdict = str(report["verdict"])
     sentence = {"aligned": _aligned, "drift": _drifted, "incomparable": _incomparable}[verdict](report)
-    return verdict.upper(), sentence
+    regime = (report.get("sweep") or {}).get("says")
+    return verdict.upper(), f"{regime}: {sentence}" if regime else sentence
 
 
 def _aligned(report: Mapping[str, Any]) -> str:

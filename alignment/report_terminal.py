@@ -132,7 +132,8 @@ def _routing(routing: Mapping[str, Any] | None) -> Iterator[Text]:
     if routing is None:
         return
     faults = routing["flips"] - routing["benign"]
-    said = f"{routing['decisions']} decisions, {routing['flips']} flips, {routing['benign']} of them within rounding"
+    flips = f"{routing['flips']} flips, {routing['benign']} of them within rounding" if routing["flips"] else "no flips"
+    said = f"{routing['decisions']} decisions, {flips}"
     yield _labelled("routing", said, STATUS_STYLE["drift"] if faults else "")
 
 
@@ -149,7 +150,7 @@ def _lint(report: Mapping[str, Any]) -> Iterator[Text]:
 def _checks(report: Mapping[str, Any]) -> Iterator[Text]:
     checks = checks_that_say_something(report)
     if checks:
-        yield _labelled("captures", "what the checks of the captures found")
+        yield _labelled("captures", f"{len(checks)} of {len(report['sanity'])} checks have something to say")
     for check in checks[:LISTED_AT_MOST]:
         style = STATUS_STYLE["drift"] if check["status"] == "invalid" else "dim"
         where = f"{check['module']}: " if check["module"] else ""

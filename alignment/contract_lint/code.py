@@ -58,8 +58,8 @@ def narrower_code(golden: Contract, candidate: Contract, pairing: Pairing) -> It
         if len(pair.sources) != 1:
             continue
         mine, theirs = candidate.module.get_submodule(pair.module), golden.module.get_submodule(pair.sources[0])
-        functions = _function(mine), _function(theirs)
-        if functions[0] and functions[1] and not _same_code(*functions):
+        one, other = _function(mine), _function(theirs)
+        if one is not None and other is not None and not _same_code(one, other):
             yield from _differences(pair.module, mine, theirs, candidate.compute, golden.compute)
 
 
