@@ -54,6 +54,11 @@ class Port:
     checks: tuple[KernelCheck, ...] = ()
     directory: Path | None = None
 
+    def __repr__(self) -> str:
+        where = "planned" if self.directory is None else f"in {str(self.directory)!r}"
+        ported = f"{len(self.source.classes)} classes ported"
+        return f"Port({self.reference.name!r} for {self.chip.name}, {self.scheme}, {ported}, {where})"
+
     def skeleton(self) -> nn.Module:
         """The ported model on the meta device, with int8 layers where the scheme puts them."""
         with torch.device("meta"):
