@@ -33,6 +33,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("adapt", "porter.cli.adapt:adapt"),
     ("golden", "porter.cli.golden:app"),
     ("align", "porter.cli.align:align"),
+    ("bisect", "porter.cli.bisect:bisect"),
     ("eval", "porter.cli.eval:evaluate"),
     ("run", "porter.cli.run:run"),
     ("bench", "porter.cli.bench:bench"),
