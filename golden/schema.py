@@ -72,6 +72,7 @@ MANIFEST = {
     "shared": dict,
 }
 RECORD = {"step": COUNT, "call": COUNT, "module": str, "kind": str, "inputs": dict, "outputs": dict, "batch": COUNT}
+CALL = {"dict": {"args": {"list": list}, "kwargs": {"dict": dict}}}
 STEP_END = {
     "end": str,
     "step": COUNT,
@@ -138,6 +139,7 @@ def check_record(line: Any, where: str) -> None:
         _check(line, STEP_END if line["end"] == "step" else {"end": str}, "", where)
         return
     _check(line, RECORD, "", where)
+    _check(line["inputs"], CALL, "inputs", where)
     for name in ("inputs", "outputs"):
         _check_node(line[name], name, where)
 
@@ -165,6 +167,10 @@ def _check_node(node: Any, field: str, where: str) -> None:
             raise _wrong(node["class"], "a string", f"{field}.class", where)
         for name, child in node["dict"].items():
             _check_node(child, f"{field}.dict.{name}", where)
+    elif "opaque" in node:
+        _check(node, {"opaque": str, "repr": str}, field, where)
+    elif not {"value", "cache"} & node.keys():
+        raise _wrong(node, "a tensor, value, list, tuple, dict or cache", field, where)
 
 
 def _check_dtype(name: str, field: str, where: str) -> torch.dtype:
@@ -207,7 +213,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
+    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
     if kind is None:
         return "null"
     if isinstance(kind, Count):

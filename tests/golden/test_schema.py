@@ -47,6 +47,8 @@ WRONG = [
     ("manifest.json", ["environment"], None, "manifest.json: environment is None, expected an object"),
     ("records.jsonl", ["step"], -1, "records.jsonl:1: step is -1, expected a count"),
     ("records.jsonl", ["inputs", "dict", "args", "list"], {}, "records.jsonl:1: inputs.dict.args.list is {}, expected"),
+    ("records.jsonl", ["inputs", "dict"], {}, "records.jsonl:1: inputs.dict.args is missing"),
+    ("records.jsonl", ["outputs"], {"x": 1}, "records.jsonl:1: outputs is {'x': 1}, expected a tensor, value, list"),
     ("records.jsonl", ["outputs", "shape"], "x", "records.jsonl:1: outputs.shape is 'x', expected a list of counts"),
     ("records.jsonl", ["outputs", "stats"], [], "records.jsonl:1: outputs.stats is [], expected an object"),
     ("records.jsonl", ["outputs", "stride"], [1], "records.jsonl:1: outputs.stride is [1], expected 3 strides"),
