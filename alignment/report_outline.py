@@ -114,6 +114,6 @@ def checks_section(report: Mapping[str, Any]) -> str:
     ]
     telling = len(checks_that_say_something(report))
     opened = " open" if telling else ""
-    said = f"{len(checks)} checks, {telling} with something to say" if telling else f"{len(checks)} checks in order"
+    said = f"{telling} of {len(checks)} have something to say" if telling else f"all {len(checks)} in order"
     body = table("checks", ("", "check", "module", "what was found"), rows)
     return f"<h2>Checks of the captures</h2><details{opened}><summary>{said}</summary>{body}</details>"

@@ -56,7 +56,8 @@ th { font-size: 12px; color: var(--soft); font-weight: 600; background: var(--ba
   top: 0; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 td.figure, th.figure { text-align: right; white-space: nowrap; } td.name { overflow-wrap: anywhere; min-width: 300px; }
-td.op, #causes td:first-child { white-space: nowrap; }
+td.op { white-space: nowrap; }
+#causes td:first-child, #lint td:first-child { overflow-wrap: anywhere; min-width: 130px; }
 td.why { min-width: 180px; color: var(--soft); font-size: 13px; } .source { color: var(--soft); display: block; }
 .status { font-weight: 700; font-size: 12px; white-space: nowrap; } .status.ok { color: var(--green); }
 .status.drift { color: var(--red); }

@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 1120.0, 380.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 14.0, 44.0
 SMALLEST = 1e-17
 LABEL_PIXELS = 52.0
+LONGEST = 60
+"""Characters of a module's name in the plot: its end tells more than its beginning."""
 
 
 class Scale:
@@ -117,7 +119,9 @@ def _label(shown: Sequence[ModuleSummary], scale: Scale) -> Iterator[str]:
             left = x > WIDTH / 2
             place = f'x="{x + (-12 if left else 12):.1f}" y="{max(y + 4, TOP + 12):.1f}"'
             anchor = "end" if left else "start"
-            yield f'<text class="fault" {place} text-anchor="{anchor}">{escape(summary.module or "(model)")}</text>'
+            name = summary.module or "(model)"
+            shown = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+            yield f'<text class="fault" {place} text-anchor="{anchor}">{escape(shown)}</text>'
             return
 
 

@@ -92,9 +92,10 @@ def tokenizer_check(golden: Golden, directory: Path) -> list[SanityCheck]:
 
     try:
         tokenizer = tokenizer_of(directory)
-        mine = [encode(tokenizer, text)[0].tolist()[: len(row)] for text, row in zip(texts, rows, strict=True)]
+        mine: list[list[int]] = [encode(tokenizer, text)[0].tolist() for text in texts]
     except PorterError:
         return []
-    if mine == rows:
+    # A golden may hold only the beginning of a prompt.
+    if all(one[: len(row)] == row for one, row in zip(mine, rows, strict=True)):
         return [SanityCheck("tokenizer", "", "ok", "the candidate's tokenizer gives the golden's tokens")]
     return [SanityCheck("tokenizer", "", "note", f"the candidate's tokenizer differs: {_difference(rows, mine)}")]
