@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = dict(
     vocab_size=VOCABULARY, hidden_size=64, num_attention_heads=4, max_position_embeddings=512, initializer_range=0.05,
     bos_token_id=None, eos_token_id=None, pad_token_id=256,
 )  # fmt: skip
+HEAD: dict[str, Any] = dict(head_dim=16)
 EXPERTS: dict[str, Any] = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48, decoder_sparse_step=1)
 
 
@@ -77,7 +78,7 @@ def qwen3_moe() -> Any:
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(
-        **SIZES, **EXPERTS, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, intermediate_size=160,
+        **SIZES, **EXPERTS, **HEAD, num_hidden_layers=3, num_key_value_heads=2, intermediate_size=160,
         norm_topk_prob=True, tie_word_embeddings=False,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ def turned(turn: Callable[[Tensor, Tensor, Tensor], Tensor], keys: bool = True) 
 
 
 def rows_for_other_style(site: Site) -> tuple[str, ...]:
-    """q's and k's rows stored for the other style, as a checkpoint converter that permutes once too often leaves them."""
+    """q and k rows stored for the other style, as a checkpoint converter that permutes once too often leaves them."""
 
     def permuted(weight: Tensor) -> Tensor:
         size = site.module("self_attn").head_dim
@@ -105,7 +105,7 @@ def hidden_over_heads(site: Site) -> float:
 def without_mscale(site: Site) -> float:
     """Yarn's mscale_all_dim squared left out of the scale of the softmax."""
     rope = site.model.config.rope_parameters
-    return (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0) ** -2
+    return float((0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0) ** -2)
 
 
 def with_mscale_once(site: Site) -> float:
@@ -173,7 +173,7 @@ def heads_of(name: str, heads: str, dim: int, count: str) -> Plant:
         number = getattr(site.model.config, count)
 
         def moved(weight: Tensor) -> Tensor:
-            parts = weight.unflatten(dim, (number, -1))
+            parts: Tensor = weight.unflatten(dim, (number, -1))
             order = torch.arange(number).roll(1) if heads == "roll" else torch.arange(number).flip(0)
             return parts.index_select(dim, order).flatten(dim, dim + 1)
 
@@ -249,20 +249,42 @@ FAULTS = (
     Fault("mask-beyond-16", ("attention-mask",), ("qwen3", "llama"), attending(visible=beyond(16))),
     Fault("mask-beyond-16-kernel", ("attention-mask",), ("qwen3",), kernel_beyond),
     Fault("mask-first-hidden", ("attention-mask",), ("qwen3",), attending(visible=not_first)),
-    Fault("scores-raw", ("attention-not-softmaxed",), ("llama",), attending(normalise=lambda s: s.masked_fill(s.isinf(), 0))),
+    Fault(
+        "scores-raw",
+        ("attention-not-softmaxed",),
+        ("llama",),
+        attending(normalise=lambda s: s.masked_fill(s.isinf(), 0)),
+    ),
     Fault("scores-exponential", ("attention-not-softmaxed",), ("qwen3",), attending(normalise=torch.exp)),
     Fault("scores-sigmoid", ("attention-not-softmaxed",), ("qwen2",), attending(normalise=torch.sigmoid)),
     Fault("kv-heads-tiled", ("kv-head-order",), ("qwen3", "llama", "qwen3_moe"), attending(tiled=True)),
     Fault("k-heads-swapped", ("kv-head-order",), ("qwen2",), heads_of("k_proj", "roll", 0, "num_key_value_heads")),
     Fault("v-heads-swapped", ("kv-head-order",), ("llama",), heads_of("v_proj", "roll", 0, "num_key_value_heads")),
-    Fault("q-heads-rolled", ("head-permutation",), ("qwen3", "llama"), heads_of("q_proj", "roll", 0, "num_attention_heads")),
+    Fault(
+        "q-heads-rolled",
+        ("head-permutation",),
+        ("qwen3", "llama"),
+        heads_of("q_proj", "roll", 0, "num_attention_heads"),
+    ),
     Fault("o-heads-flipped", ("head-permutation",), ("qwen2",), heads_of("o_proj", "flip", 1, "num_attention_heads")),
     Fault("cache-last-missing", ("kv-cache-stale",), ("qwen3", "llama"), cached(last_not_written)),
     Fault("cache-one-behind", ("kv-cache-stale",), ("qwen2", "deepseek_v3"), cached(one_behind)),
     Fault("cache-overwritten", ("kv-cache-stale",), ("deepseek_v2",), cached(overwritten)),
     Fault("cache-of-another-row", ("kv-cache-stale",), ("qwen3",), cached(rows_exchanged)),
-    Fault("window-off-by-one", ("sliding-window",), ("qwen2",), attending(window=lambda w: w and w - 1, ignore_mask=True), layers="sliding"),
-    Fault("window-ignored", ("sliding-window",), ("qwen2",), attending(window=lambda w: None, ignore_mask=True), layers="sliding"),
+    Fault(
+        "window-off-by-one",
+        ("sliding-window",),
+        ("qwen2",),
+        attending(window=lambda w: w and w - 1, ignore_mask=True),
+        layers="sliding",
+    ),
+    Fault(
+        "window-ignored",
+        ("sliding-window",),
+        ("qwen2",),
+        attending(window=lambda w: None, ignore_mask=True),
+        layers="sliding",
+    ),
     Fault("window-stray", ("sliding-window",), ("qwen3", "llama"), attending(window=lambda w: 12, ignore_mask=True)),
-)  # fmt: skip
+)
 """Planted in one layer unless named all."""

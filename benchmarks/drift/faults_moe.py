@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def gelu(hidden: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: 
 def unweighted_kernel(site: Site) -> str:
     """A kernel that renormalises the routing weights itself; its reference does not."""
 
-    def kernel(reference: Function, hidden: Tensor, index: Tensor, weights: Tensor, *rest: Tensor) -> Tensor:
+    def kernel(reference: Function, hidden: Tensor, index: Tensor, weights: Tensor, *rest: Any) -> Tensor:
         return layers.mix(hidden, index, weights / weights.sum(-1, keepdim=True), *rest)
 
     return site.kernel("mlp.experts", "experts", kernel)
@@ -127,46 +128,119 @@ def shared_ungated(site: Site) -> tuple[str, ...]:
 
 
 SOFTMAX = ("qwen3_moe", "qwen2_moe", "qwen3_next")
-SPARSE = dict(layers="sparse")
 FAULTS = tuple(
-    Fault(id, kinds, families, plant, **{**SPARSE, **more})  # type: ignore[arg-type]
-    for id, kinds, families, plant, more in (
-        ("router-bias-leaks", ("router-bias",), ("deepseek_v3",), routed(bias_weighs=True), {}),
-        ("router-bias-leaks-all", ("router-bias",), ("deepseek_v3",), routed(bias_weighs=True), {"scope": "all"}),
-        ("router-bias-ignored", ("router-bias",), ("deepseek_v3",), routed(bias_selects=False), {}),
-        ("router-bias-zero", ("router-bias", "bias-missing"), ("deepseek_v3",), correction(torch.zeros_like), {}),
-        ("router-bias-coarse", ("router-bias", "low-precision"), ("deepseek_v3",), correction(coarse(1)), {"pairs": ("fp32-fp32",)}),
-        ("router-not-renormalised", ("router-renormalisation",), ("deepseek_v3", "qwen3_moe", "qwen3_next"), routed(renormalise=False), {}),
-        ("router-renormalised", ("router-renormalisation",), ("qwen2_moe",), routed(renormalise=True), {}),
-        ("router-renormalised-all", ("router-renormalisation",), ("qwen2_moe",), routed(renormalise=True), {"scope": "all"}),
-        ("router-groups-max", ("router-groups",), ("deepseek_v3",), routed(group_score="max"), {}),
-        ("router-groups-none", ("router-groups",), ("deepseek_v3",), routed(groups=1, chosen_groups=1), {}),
-        ("router-groups-one", ("router-groups",), ("deepseek_v3",), routed(chosen_groups=1), {}),
-        ("router-groups-greedy", ("router-groups",), ("deepseek_v2",), gate_attribute("topk_method", lambda method: "greedy"), {}),
-        ("router-bf16", ("router-dtype", "low-precision"), ("deepseek_v3",), routed(dtype=torch.bfloat16), {}),
-        ("router-bf16-all", ("router-dtype", "low-precision"), ("deepseek_v3",), routed(dtype=torch.bfloat16), {"scope": "all"}),
-        ("router-bf16-fp32", ("router-dtype", "low-precision"), SOFTMAX[:2], routed(dtype=torch.bfloat16), {"pairs": ("fp32-fp32",)}),
-        ("router-scale-none", ("router-scale",), ("deepseek_v3",), routed(scale=1.0), {}),
-        ("router-scale-none-v2", ("router-scale",), ("deepseek_v2",), gate_attribute("routed_scaling_factor", lambda s: 1.0), {}),
-        ("router-scale-twice", ("router-scale",), ("deepseek_v2",), gate_attribute("routed_scaling_factor", lambda s: s * s), {"scope": "all"}),
-        ("router-scale-stray", ("router-scale", "constant-ratio"), ("qwen3_moe",), routed(scale=2.5), {}),
-        ("router-top-k", ("unknown",), ("qwen3_moe",), gate_attribute("top_k", lambda k: k - 1), {}),
-        ("router-rows-rolled", ("expert-permutation", "weight-permuted"), ("qwen3_moe", "deepseek_v2"), lambda site: site.change("mlp.gate", lambda w: w.roll(1, 0)), {}),
-        ("experts-rolled", ("expert-permutation",), ("deepseek_v3", "qwen3_moe"), stacked(lambda w: w.roll(1, 0), "gate_up_proj", "down_proj"), {}),
-        ("experts-down-rolled", ("expert-permutation",), ("qwen2_moe",), stacked(lambda w: w.roll(1, 0), "down_proj"), {}),
-        ("experts-two-exchanged", ("expert-permutation",), ("deepseek_v2",), stacked(two_exchanged, "gate_up_proj"), {}),
-        ("experts-one-forgotten", ("weight-stale",), ("qwen3_moe",), stacked(one_forgotten, "down_proj"), {}),
-        ("experts-gate-up", ("gate-up-swapped",), ("deepseek_v3", "qwen3_next"), stacked(swapped_rows, "gate_up_proj"), {}),
-        ("experts-gelu", ("activation",), ("deepseek_v3", "qwen2_moe"), mixed(gelu), {}),
-        ("experts-id-offset", ("expert-count-offset",), ("deepseek_v3", "qwen3_moe"), mixed(shifted), {}),
-        ("experts-id-offset-all", ("expert-count-offset",), ("qwen2_moe",), mixed(shifted), {"scope": "all"}),
-        ("experts-first-rank", ("reduction-missing",), ("deepseek_v3", "qwen3_moe"), mixed(first_rank), {}),
-        ("experts-summed-twice", ("reduction-doubled", "constant-ratio"), ("qwen3_moe",), mixed(twice), {}),
-        ("experts-kernel-renormalises", ("router-renormalisation", "router-scale", "constant-ratio"), ("deepseek_v3",), unweighted_kernel, {}),
-        ("shared-none", ("shared-expert",), ("deepseek_v3", "qwen2_moe"), shared(torch.zeros_like), {}),
-        ("shared-none-all", ("shared-expert",), ("deepseek_v2",), shared(torch.zeros_like), {"scope": "all"}),
-        ("shared-twice", ("shared-expert", "constant-ratio", "reduction-doubled"), ("deepseek_v3", "qwen3_next"), shared(lambda x: 2 * x), {}),
-        ("shared-ungated", ("shared-expert",), ("qwen2_moe", "qwen3_next"), shared_ungated, {}),
+    dataclasses.replace(fault, layers="sparse")
+    for fault in (
+        Fault("router-bias-leaks", ("router-bias",), ("deepseek_v3",), routed(bias_weighs=True)),
+        Fault("router-bias-leaks-all", ("router-bias",), ("deepseek_v3",), routed(bias_weighs=True), scope="all"),
+        Fault("router-bias-ignored", ("router-bias",), ("deepseek_v3",), routed(bias_selects=False)),
+        Fault("router-bias-zero", ("router-bias", "bias-missing"), ("deepseek_v3",), correction(torch.zeros_like)),
+        Fault(
+            "router-bias-coarse",
+            ("router-bias", "low-precision"),
+            ("deepseek_v3",),
+            correction(coarse(1)),
+            pairs=("fp32-fp32",),
+        ),
+        Fault(
+            "router-not-renormalised",
+            ("router-renormalisation",),
+            ("deepseek_v3", "qwen3_moe", "qwen3_next"),
+            routed(renormalise=False),
+        ),
+        Fault("router-renormalised", ("router-renormalisation",), ("qwen2_moe",), routed(renormalise=True)),
+        Fault(
+            "router-renormalised-all",
+            ("router-renormalisation",),
+            ("qwen2_moe",),
+            routed(renormalise=True),
+            scope="all",
+        ),
+        Fault("router-groups-max", ("router-groups",), ("deepseek_v3",), routed(group_score="max")),
+        Fault("router-groups-none", ("router-groups",), ("deepseek_v3",), routed(groups=1, chosen_groups=1)),
+        Fault("router-groups-one", ("router-groups",), ("deepseek_v3",), routed(chosen_groups=1)),
+        Fault(
+            "router-groups-greedy",
+            ("router-groups",),
+            ("deepseek_v2",),
+            gate_attribute("topk_method", lambda method: "greedy"),
+        ),
+        Fault("router-bf16", ("router-dtype", "low-precision"), ("deepseek_v3",), routed(dtype=torch.bfloat16)),
+        Fault(
+            "router-bf16-all",
+            ("router-dtype", "low-precision"),
+            ("deepseek_v3",),
+            routed(dtype=torch.bfloat16),
+            scope="all",
+        ),
+        Fault(
+            "router-bf16-fp32",
+            ("router-dtype", "low-precision"),
+            SOFTMAX[:2],
+            routed(dtype=torch.bfloat16),
+            pairs=("fp32-fp32",),
+        ),
+        Fault("router-scale-none", ("router-scale",), ("deepseek_v3",), routed(scale=1.0)),
+        Fault(
+            "router-scale-none-v2",
+            ("router-scale",),
+            ("deepseek_v2",),
+            gate_attribute("routed_scaling_factor", lambda s: 1.0),
+        ),
+        Fault(
+            "router-scale-twice",
+            ("router-scale",),
+            ("deepseek_v2",),
+            gate_attribute("routed_scaling_factor", lambda s: s * s),
+            scope="all",
+        ),
+        Fault("router-scale-stray", ("router-scale", "constant-ratio"), ("qwen3_moe",), routed(scale=2.5)),
+        Fault("router-top-k", ("unknown",), ("qwen3_moe",), gate_attribute("top_k", lambda k: k - 1)),
+        Fault(
+            "router-rows-rolled",
+            ("expert-permutation", "weight-permuted"),
+            ("qwen3_moe", "deepseek_v2"),
+            lambda site: site.change("mlp.gate", lambda w: w.roll(1, 0)),
+        ),
+        Fault(
+            "experts-rolled",
+            ("expert-permutation",),
+            ("deepseek_v3", "qwen3_moe"),
+            stacked(lambda w: w.roll(1, 0), "gate_up_proj", "down_proj"),
+        ),
+        Fault(
+            "experts-down-rolled", ("expert-permutation",), ("qwen2_moe",), stacked(lambda w: w.roll(1, 0), "down_proj")
+        ),
+        Fault(
+            "experts-two-exchanged", ("expert-permutation",), ("deepseek_v2",), stacked(two_exchanged, "gate_up_proj")
+        ),
+        Fault("experts-one-forgotten", ("weight-stale",), ("qwen3_moe",), stacked(one_forgotten, "down_proj")),
+        Fault(
+            "experts-gate-up",
+            ("gate-up-swapped",),
+            ("deepseek_v3", "qwen3_next"),
+            stacked(swapped_rows, "gate_up_proj"),
+        ),
+        Fault("experts-gelu", ("activation",), ("deepseek_v3", "qwen2_moe"), mixed(gelu)),
+        Fault("experts-id-offset", ("expert-count-offset",), ("deepseek_v3", "qwen3_moe"), mixed(shifted)),
+        Fault("experts-id-offset-all", ("expert-count-offset",), ("qwen2_moe",), mixed(shifted), scope="all"),
+        Fault("experts-first-rank", ("reduction-missing",), ("deepseek_v3", "qwen3_moe"), mixed(first_rank)),
+        Fault("experts-summed-twice", ("reduction-doubled", "constant-ratio"), ("qwen3_moe",), mixed(twice)),
+        Fault(
+            "experts-kernel-renormalises",
+            ("router-renormalisation", "router-scale", "constant-ratio"),
+            ("deepseek_v3",),
+            unweighted_kernel,
+        ),
+        Fault("shared-none", ("shared-expert",), ("deepseek_v3", "qwen2_moe"), shared(torch.zeros_like)),
+        Fault("shared-none-all", ("shared-expert",), ("deepseek_v2",), shared(torch.zeros_like), scope="all"),
+        Fault(
+            "shared-twice",
+            ("shared-expert", "constant-ratio", "reduction-doubled"),
+            ("deepseek_v3", "qwen3_next"),
+            shared(lambda x: 2 * x),
+        ),
+        Fault("shared-ungated", ("shared-expert",), ("qwen2_moe", "qwen3_next"), shared_ungated),
     )
-)  # fmt: skip
+)
 """Planted in one layer unless named all."""

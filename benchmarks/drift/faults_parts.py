@@ -89,10 +89,14 @@ def narrowed(x: Tensor) -> Tensor:
 
 
 def narrow_variance(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The squares summed in bfloat16."""
-    y = layers.wide(x)
-    squares = y.square() if x.dtype == torch.float64 else y.square().bfloat16().cumsum(-1)[..., -1:] / y.shape[-1]
-    return (y * torch.rsqrt(squares.mean(-1, keepdim=True).to(y.dtype) + eps) * weight).to(x.dtype)
+    """The squares summed in bfloat16, one after another: a large one swallows those after it."""
+    if x.dtype == torch.float64:
+        return layers.rms(x, weight, eps)
+    y = x.float()
+    total = torch.zeros(*x.shape[:-1], 1, dtype=torch.bfloat16)
+    for square in y.square().bfloat16().split(1, -1):
+        total = total + square
+    return (y * torch.rsqrt(total.float() / x.shape[-1] + eps) * weight).to(x.dtype)
 
 
 def activation(act: Callable[[Tensor], Tensor]) -> Plant:
@@ -138,7 +142,7 @@ def swapped_weights(site: Site) -> tuple[str, ...]:
 def swapped_op(site: Site) -> str:
     """A kernel that takes the second half for the gate."""
 
-    def gated(original: Any, gate_up: Tensor) -> Tensor:
+    def gated(original: Any, gate_up: Tensor) -> Any:
         return original(torch.cat(gate_up.chunk(2, dim=-1)[::-1], dim=-1))
 
     return site.op("mlp", "swiglu", gated)
@@ -167,7 +171,8 @@ def residual(kind: str) -> Plant:
             hidden = attended if kind == "first" else hidden_states + attended
             normed = self.post_attention_layernorm(hidden)
             mixed: Tensor = self.mlp(normed)
-            return {"first": hidden, "second": torch.zeros_like(mixed), "normed": normed}[kind] + mixed
+            kept: Tensor = {"first": hidden, "second": torch.zeros_like(mixed), "normed": normed}[kind]
+            return kept + mixed
 
         return site.forward("", forward)
 
@@ -193,7 +198,7 @@ def branch(factor: float) -> Plant:
     """The layer scales what the MLP adds."""
 
     def plant(site: Site) -> tuple[str, ...]:
-        def forward(self: Any, original: Function, hidden_states: Tensor, **rest: Any) -> Tensor:
+        def forward(self: Any, original: Function, hidden_states: Tensor, **rest: Any) -> Any:
             hidden = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states), **rest)[0]
             mixed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
             return hidden + factor * mixed
@@ -248,15 +253,30 @@ FAULTS = (
     Fault("norm-left-out-final", ("norm-missing",), ("llama",), normed(left_out, "model.norm")),
     Fault("norm-left-out-latent", ("norm-missing",), ("deepseek_v3",), normed(left_out, "self_attn.kv_a_layernorm")),
     Fault("norm-unweighted", ("norm-missing", "weight-stale"), ("qwen2",), normed(unweighted, POST)),
-    Fault("norm-cast-before-weight", ("norm-cast-order",), ("qwen3", "llama"), normed(cast_before_weight, INPUT), "all", pairs=("bf16-bf16",)),
+    Fault(
+        "norm-cast-before-weight",
+        ("norm-cast-order",),
+        ("qwen3", "llama"),
+        normed(cast_before_weight, INPUT),
+        "all",
+        pairs=("bf16-bf16",),
+    ),
     Fault("norm-half-variance", ("unknown",), ("qwen3", "qwen3_moe"), normed(half_variance, "self_attn.k_norm")),
     Fault("norm-mean-subtracted", ("unknown",), ("qwen2",), normed(layer_norm, INPUT)),
     Fault("norm-bf16-variance", ("low-precision",), ("qwen3", "llama"), normed(narrow_variance, INPUT)),
     Fault("act-gelu", ("activation",), ("qwen3", "llama"), activation(F.gelu), layers="dense"),
     Fault("act-gelu-tanh-all", ("activation",), ("qwen2",), activation(lambda x: F.gelu(x, approximate="tanh")), "all"),
-    Fault("act-quick", ("activation",), ("qwen3", "deepseek_v3"), activation(lambda x: x * torch.sigmoid(1.702 * x)), layers="dense"),
+    Fault(
+        "act-quick",
+        ("activation",),
+        ("qwen3", "deepseek_v3"),
+        activation(lambda x: x * torch.sigmoid(1.702 * x)),
+        layers="dense",
+    ),
     Fault("act-relu", ("activation",), ("llama",), activation(F.relu)),
-    Fault("act-clamped", ("activation", "overflow", "unknown"), ("qwen3",), activation(lambda x: F.silu(x).clamp(max=1.0))),
+    Fault(
+        "act-clamped", ("activation", "overflow", "unknown"), ("qwen3",), activation(lambda x: F.silu(x).clamp(max=1.0))
+    ),
     Fault("gate-up-weights", ("gate-up-swapped",), ("qwen3", "llama", "deepseek_v3"), swapped_weights, layers="dense"),
     Fault("gate-up-op-all", ("gate-up-swapped",), ("qwen2",), swapped_op, "all"),
     Fault("gate-up-forward", ("gate-up-swapped",), ("llama",), swapped_forward),
@@ -269,20 +289,46 @@ FAULTS = (
     Fault("bias-twice", ("bias-doubled",), ("qwen2", "qwen2_moe"), bias(lambda b: 2 * b, "q_proj")),
     Fault("bias-twice-all", ("bias-doubled",), ("qwen2_moe",), bias(lambda b: 2 * b, "k_proj"), "all"),
     Fault("bias-eight-values", ("low-precision",), ("qwen2",), bias(coarse(3), "q_proj")),
-    Fault("ratio-o-proj", ("constant-ratio",), ("qwen3", "deepseek_v2"), weight("self_attn.o_proj", lambda w: 1.02 * w)),
+    Fault(
+        "ratio-o-proj", ("constant-ratio",), ("qwen3", "deepseek_v2"), weight("self_attn.o_proj", lambda w: 1.02 * w)
+    ),
     Fault("ratio-down-proj", ("constant-ratio",), ("llama",), output("mlp.down_proj", lambda x: 0.9 * x)),
     Fault("ratio-branch", ("constant-ratio",), ("qwen3",), branch(1.1)),
-    Fault("ratio-embedding", ("constant-ratio",), ("qwen2", "deepseek_v3"), output("model.embed_tokens", lambda x: 8 * x)),
+    Fault(
+        "ratio-embedding",
+        ("constant-ratio",),
+        ("qwen2", "deepseek_v3"),
+        output("model.embed_tokens", lambda x: 128**0.5 * x),
+    ),
     Fault("offset-mlp", ("constant-offset",), ("qwen3", "llama"), output("mlp", lambda x: x + 0.05)),
     Fault("offset-o-proj-all", ("constant-offset",), ("qwen2",), output("self_attn.o_proj", lambda x: x - 0.02), "all"),
     Fault("reduction-none-o", ("reduction-missing",), ("qwen3", "llama"), partial_sum("self_attn.o_proj")),
     Fault("reduction-none-down-all", ("reduction-missing",), ("qwen2",), partial_sum("mlp.down_proj"), "all"),
-    Fault("reduction-twice-o", ("reduction-doubled", "constant-ratio"), ("deepseek_v3",), output("self_attn.o_proj", lambda x: 2 * x)),
-    Fault("reduction-twice-down", ("reduction-doubled", "constant-ratio"), ("qwen2",), output("mlp.down_proj", lambda x: 4 * x)),
+    Fault(
+        "reduction-twice-o",
+        ("reduction-doubled", "constant-ratio"),
+        ("deepseek_v3",),
+        output("self_attn.o_proj", lambda x: 2 * x),
+    ),
+    Fault(
+        "reduction-twice-down",
+        ("reduction-doubled", "constant-ratio"),
+        ("qwen2",),
+        output("mlp.down_proj", lambda x: 4 * x),
+    ),
     Fault("head-untied", ("tied-embedding",), ("qwen3", "llama"), untied(lambda w, site: 0.05 * site.draw(*w.shape))),
-    Fault("head-untied-early", ("tied-embedding", "low-precision", "weight-stale"), ("qwen3",), untied(lambda w, site: w + 0.01 * w.std() * site.draw(*w.shape))),
+    Fault(
+        "head-untied-early",
+        ("tied-embedding", "low-precision", "weight-stale"),
+        ("qwen3",),
+        untied(lambda w, site: w + 0.01 * w.std() * site.draw(*w.shape)),
+    ),
     Fault("logits-halved", ("logit-scale", "constant-ratio"), ("qwen2", "llama"), output("lm_head", lambda x: 0.5 * x)),
-    Fault("logits-scaled", ("logit-scale", "constant-ratio"), ("deepseek_v3",), output("lm_head", lambda x: x / 128**0.5)),
-    Fault("logits-capped", ("unknown", "logit-scale"), ("qwen3_moe",), output("lm_head", lambda x: 5 * torch.tanh(x / 5))),
-)  # fmt: skip
+    Fault(
+        "logits-scaled", ("logit-scale", "constant-ratio"), ("deepseek_v3",), output("lm_head", lambda x: x / 128**0.5)
+    ),
+    Fault(
+        "logits-capped", ("unknown", "logit-scale"), ("qwen3_moe",), output("lm_head", lambda x: 5 * torch.tanh(x / 5))
+    ),
+)
 """Planted in one layer unless named all."""

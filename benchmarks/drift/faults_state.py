@@ -153,14 +153,22 @@ SINGLE = (
     Fault("state-coarse", ("state-dtype", "low-precision"), ("qwen3_next",), state(coarse(4)), "one", "linear"),
     Fault("state-reset", ("state-reset",), ("qwen3_next",), state(torch.zeros_like), "one", "linear"),
     Fault("state-reset-all", ("state-reset",), ("qwen3_next",), state(torch.zeros_like), "all", "linear"),
-    Fault("state-of-another-row", ("state-reset", "unknown"), ("qwen3_next",), state(lambda s: s.flip(0)), "one", "linear"),
+    Fault(
+        "state-of-another-row", ("state-reset", "unknown"), ("qwen3_next",), state(lambda s: s.flip(0)), "one", "linear"
+    ),
     Fault("conv-state-lost", ("state-reset", "conv-padding"), ("qwen3_next",), conv_state_lost, "one", "linear"),
     Fault("conv-centred", ("conv-padding",), ("qwen3_next",), convolved(lambda width: width // 2), "one", "linear"),
     Fault("conv-ahead", ("conv-padding",), ("qwen3_next",), convolved(lambda width: 0), "all", "linear"),
     Fault("conv-off-by-one", ("conv-padding",), ("qwen3_next",), convolved(lambda width: width - 1), "one", "linear"),
     Fault("padding-seen", ("padding-rows", "attention-mask"), ("qwen3", "llama"), padding_seen, golden="padded"),
     Fault("padding-seen-all", ("padding-rows", "attention-mask"), ("qwen3_moe",), padding_seen, "all", golden="padded"),
-    Fault("padding-positions", ("padding-rows", "position-offset"), ("qwen3", "llama"), positions_from_padding, golden="padded"),
+    Fault(
+        "padding-positions",
+        ("padding-rows", "position-offset"),
+        ("qwen3", "llama"),
+        positions_from_padding,
+        golden="padded",
+    ),
     Fault("precision-down-proj", ("low-precision",), ("qwen3", "qwen2"), narrow_linear("mlp.down_proj")),
     Fault("precision-o-proj-all", ("low-precision",), ("llama",), narrow_linear("self_attn.o_proj"), "all"),
     Fault("precision-accumulate", ("low-precision",), ("qwen3", "llama"), chunks_in_half("mlp.down_proj")),
@@ -177,7 +185,7 @@ SINGLE = (
     Fault("dropout-on", ("nondeterminism",), ("qwen3_moe",), dropped("self_attn.o_proj")),
     Fault("other-square", ("unknown",), ("qwen3",), other(lambda x: x + 0.1 * x.roll(1, -1) ** 2, "mlp")),
     Fault("other-tanh", ("unknown",), ("llama",), other(torch.tanh, "self_attn.o_proj")),
-)  # fmt: skip
+)
 
 
 def pair(first: Fault, second: Fault, *families: str) -> Fault:

@@ -13,7 +13,7 @@ from benchmarks.drift.faults_parts import coarse, weight
 from benchmarks.drift.quantized import blocked, grouped
 from benchmarks.drift.site import Site
 
-Q, O, UP, DOWN = "self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"
+O_PROJ, UP, DOWN = "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"
 
 
 def transposed(w: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def requantized(bits: int) -> Callable[[Tensor], Tensor]:
     """Symmetric, per row."""
 
     def change(w: Tensor) -> Tensor:
-        step = w.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+        step = w.abs().amax(-1, keepdim=True) / float(2 ** (bits - 1) - 1)
         return (w / step).round() * step
 
     return change
@@ -151,41 +151,105 @@ def coarse_scale(module: Any, name: str) -> None:
     scale.copy_(coarse(3)(scale))
 
 
-INT8 = dict(form="w8a16", pairs=("fp32-bf16", "bf16-bf16"))
+def stored(
+    id: str, kinds: tuple[str, ...], families: tuple[str, ...], change: Callable[[Any, str], None], name: str
+) -> Fault:
+    """A fault of an int8 port."""
+    return Fault(id, kinds, families, int8(change, name), pairs=("fp32-bf16", "bf16-bf16"), form="w8a16")
+
+
 FAULTS = (
-    Fault("transposed-square", ("weight-transposed",), ("qwen3", "qwen2", "llama"), weight(O, transposed)),
+    Fault("transposed-square", ("weight-transposed",), ("qwen3", "qwen2", "llama"), weight(O_PROJ, transposed)),
     Fault("transposed-oblong", ("weight-transposed",), ("llama", "qwen2"), weight(UP, transposed)),
-    Fault("transposed-o-all", ("weight-transposed",), ("qwen3",), weight(O, transposed), "all"),
+    Fault("transposed-o-all", ("weight-transposed",), ("qwen3",), weight(O_PROJ, transposed), "all"),
     Fault("rows-permuted", ("weight-permuted",), ("qwen3", "llama"), permuted(UP, 0)),
     Fault("columns-permuted", ("weight-permuted",), ("qwen2", "llama"), permuted(DOWN, 1)),
     Fault("two-rows-exchanged", ("weight-permuted",), ("qwen3", "llama"), two_rows(UP)),
-    Fault("embedding-rows-rolled", ("weight-permuted",), ("qwen2",), weight("model.embed_tokens", lambda w: w.roll(1, 0))),
-    Fault("random", ("weight-stale",), ("qwen3", "qwen3_moe"), random_values(O)),
+    Fault(
+        "embedding-rows-rolled", ("weight-permuted",), ("qwen2",), weight("model.embed_tokens", lambda w: w.roll(1, 0))
+    ),
+    Fault("random", ("weight-stale",), ("qwen3", "qwen3_moe"), random_values(O_PROJ)),
     Fault("zeros", ("weight-stale", "bias-missing"), ("llama",), weight(DOWN, torch.zeros_like)),
-    Fault("next-layer", ("weight-stale",), ("qwen3", "deepseek_v2"), of_next_layer(O)),
+    Fault("next-layer", ("weight-stale",), ("qwen3", "deepseek_v2"), of_next_layer(O_PROJ)),
     Fault("next-layer-norm", ("weight-stale",), ("qwen2",), of_next_layer("input_layernorm")),
     Fault("step-behind", ("weight-stale",), ("llama", "qwen2"), step_behind(UP)),
     Fault("wrong-shard", ("weight-stale", "weight-permuted"), ("qwen3",), wrong_shard(UP)),
-    Fault("five-bits", ("quantization-excess", "low-precision"), ("qwen3", "deepseek_v2"), weight(O, requantized(5))),
+    Fault(
+        "five-bits", ("quantization-excess", "low-precision"), ("qwen3", "deepseek_v2"), weight(O_PROJ, requantized(5))
+    ),
     Fault("three-bits-all", ("quantization-excess", "low-precision"), ("llama",), weight(DOWN, requantized(3)), "all"),
-    Fault("bf16-weights-all", ("low-precision",), ("qwen2", "llama"), weight(DOWN, lambda w: w.bfloat16().to(w.dtype)), "all", pairs=("fp32-fp32",)),
-    Fault("one-row-scaled", ("scale-missing", "constant-ratio"), ("qwen3",), weight(DOWN, lambda w: torch.cat([w[:1] * 50, w[1:]]))),
-    Fault("fp8-scale-none", ("scale-missing",), ("qwen3", "llama"), read_blocks(O, torch.ones_like), golden="blocks"),
+    Fault(
+        "bf16-weights-all",
+        ("low-precision",),
+        ("qwen2", "llama"),
+        weight(DOWN, lambda w: w.bfloat16().to(w.dtype)),
+        "all",
+        pairs=("fp32-fp32",),
+    ),
+    Fault(
+        "one-row-scaled",
+        ("scale-missing", "constant-ratio"),
+        ("qwen3",),
+        weight(DOWN, lambda w: torch.cat([w[:1] * 50, w[1:]])),
+    ),
+    Fault(
+        "fp8-scale-none", ("scale-missing",), ("qwen3", "llama"), read_blocks(O_PROJ, torch.ones_like), golden="blocks"
+    ),
     Fault("fp8-scale-inverted", ("scale-missing",), ("qwen2",), read_blocks(DOWN, torch.reciprocal), golden="blocks"),
-    Fault("fp8-scale-transposed", ("scale-transposed",), ("qwen3", "llama", "deepseek_v3"), read_blocks(O, lambda s: s.t()), golden="blocks"),
-    Fault("fp8-scale-viewed", ("scale-transposed",), ("qwen2", "llama"), read_blocks(DOWN, transposed), golden="blocks"),
+    Fault(
+        "fp8-scale-transposed",
+        ("scale-transposed",),
+        ("qwen3", "llama", "deepseek_v3"),
+        read_blocks(O_PROJ, lambda s: s.t()),
+        golden="blocks",
+    ),
+    Fault(
+        "fp8-scale-viewed", ("scale-transposed",), ("qwen2", "llama"), read_blocks(DOWN, transposed), golden="blocks"
+    ),
     Fault("fp8-block-half", ("scale-block-shape",), ("qwen3", "llama"), read_blocks_of(DOWN, 16), golden="blocks"),
-    Fault("fp8-block-per-row", ("scale-block-shape",), ("qwen2",), read_blocks(O, lambda s: s[:, :1].expand(s.shape)), golden="blocks"),
-    Fault("int4-zero-ignored", ("zero-point",), ("qwen3", "llama"), read_groups(O, lambda c, s, z: (c, s, torch.zeros_like(z))), golden="int4"),
-    Fault("int4-zero-plus-one", ("zero-point",), ("qwen3", "llama"), read_groups(DOWN, lambda c, s, z: (c, s, z + 1)), golden="int4"),
+    Fault(
+        "fp8-block-per-row",
+        ("scale-block-shape",),
+        ("qwen2",),
+        read_blocks(O_PROJ, lambda s: s[:, :1].expand(s.shape)),
+        golden="blocks",
+    ),
+    Fault(
+        "int4-zero-ignored",
+        ("zero-point",),
+        ("qwen3", "llama"),
+        read_groups(O_PROJ, lambda c, s, z: (c, s, torch.zeros_like(z))),
+        golden="int4",
+    ),
+    Fault(
+        "int4-zero-plus-one",
+        ("zero-point",),
+        ("qwen3", "llama"),
+        read_groups(DOWN, lambda c, s, z: (c, s, z + 1)),
+        golden="int4",
+    ),
     Fault("int4-nibbles", ("nibble-order",), ("qwen3", "llama"), read_groups(DOWN, other_nibble), golden="int4"),
-    Fault("int4-nibbles-all", ("nibble-order",), ("llama",), read_groups(O, other_nibble), "all", golden="int4"),
-    Fault("int4-groups-rolled", ("scale-block-shape", "scale-transposed"), ("qwen3",), read_groups(O, lambda c, s, z: (c, s.roll(1, 1), z)), golden="int4"),
-    Fault("int8-scale-none", ("scale-missing",), ("qwen3",), int8(no_scale, "mlp.down_proj"), **INT8),
-    Fault("int8-scale-per-tensor", ("scale-missing", "scale-block-shape"), ("qwen2",), int8(one_scale, "self_attn.qkv_proj"), **INT8),
-    Fault("int8-scale-rows-rolled", ("scale-transposed", "weight-permuted", "scale-block-shape"), ("qwen3",), int8(scales_rolled, "self_attn.o_proj"), **INT8),
-    Fault("int8-four-bits", ("quantization-excess",), ("qwen3", "deepseek_v3"), int8(four_bits, "self_attn.o_proj"), **INT8),
-    Fault("int8-codes-shifted", ("zero-point",), ("qwen2",), int8(shifted_codes, "mlp.down_proj"), **INT8),
-    Fault("int8-scale-coarse", ("quantization-excess", "low-precision"), ("qwen3",), int8(coarse_scale, "mlp.gate_up_proj"), **INT8),
-)  # type: ignore[arg-type]  # fmt: skip
+    Fault("int4-nibbles-all", ("nibble-order",), ("llama",), read_groups(O_PROJ, other_nibble), "all", golden="int4"),
+    Fault(
+        "int4-groups-rolled",
+        ("scale-block-shape", "scale-transposed"),
+        ("qwen3",),
+        read_groups(O_PROJ, lambda c, s, z: (c, s.roll(1, 1), z)),
+        golden="int4",
+    ),
+    stored("int8-scale-none", ("scale-missing",), ("qwen3",), no_scale, "mlp.down_proj"),
+    stored(
+        "int8-scale-per-tensor", ("scale-missing", "scale-block-shape"), ("qwen2",), one_scale, "self_attn.qkv_proj"
+    ),
+    stored(
+        "int8-scale-rows-rolled",
+        ("scale-transposed", "weight-permuted", "scale-block-shape"),
+        ("qwen3",),
+        scales_rolled,
+        "self_attn.o_proj",
+    ),
+    stored("int8-four-bits", ("quantization-excess",), ("qwen3", "deepseek_v3"), four_bits, "self_attn.o_proj"),
+    stored("int8-codes-shifted", ("zero-point",), ("qwen2",), shifted_codes, "mlp.down_proj"),
+    stored("int8-scale-coarse", ("quantization-excess", "low-precision"), ("qwen3",), coarse_scale, "mlp.gate_up_proj"),
+)
 """Planted in one layer unless named all."""

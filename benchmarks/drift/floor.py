@@ -17,9 +17,9 @@ Calls = list[tuple[list[Any], list[Tensor]]]
 
 
 def excess(healthy: Any, faulty: Any, module: str, tokens: Tensor, mask: Tensor, generated: Tensor) -> float:
-    """The fault's error over the noise, the largest of every output tensor and call; infinite where it is not finite."""
+    """The fault's error over the noise: the largest of every output tensor and call, infinite where not finite."""
     quantized = any(p.dtype == torch.int8 for p in healthy.parameters())
-    oracle = healthy if quantized else copy.deepcopy(healthy).double()
+    oracle = healthy if quantized else _double(healthy)
     given = _run(oracle, module, tokens, mask, generated, None)
     noise = _run(healthy, module, tokens, mask, generated, given)
     error = _run(faulty, module, tokens, mask, generated, given)
@@ -30,6 +30,14 @@ def excess(healthy: Any, faulty: Any, module: str, tokens: Tensor, mask: Tensor,
             found = _relative(c, a) / floor
             worst = max(worst, found if math.isfinite(found) else math.inf)
     return worst
+
+
+def _double(model: Any) -> Any:
+    """A float64 copy; grouped products have no float64, so experts run one after another."""
+    wide = copy.deepcopy(model).double()
+    if getattr(wide.config, "_experts_implementation", None) is not None:
+        wide.set_experts_implementation("eager")
+    return wide
 
 
 def _run(model: Any, module: str, tokens: Tensor, mask: Tensor, generated: Tensor, given: Calls | None) -> Calls:
@@ -61,9 +69,7 @@ def _run(model: Any, module: str, tokens: Tensor, mask: Tensor, generated: Tenso
             step = tokens
             for index in range(generated.shape[1]):
                 positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -step.shape[1] :]
-                model(
-                    input_ids=step, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True
-                )
+                model(input_ids=step, attention_mask=seen, position_ids=positions, cache=cache, use_cache=True)
                 step = generated[:, index : index + 1]
                 seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
     finally:

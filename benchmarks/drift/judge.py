@@ -77,16 +77,29 @@ def candidate_of(case: Case, workshop: Workshop) -> tuple[Any, Expectation]:
     return model, Expectation()
 
 
+def over_the_floor(case: Case, workshop: Workshop, model: Any, expectation: Expectation) -> tuple[Expectation, float]:
+    """The first planted fault that moves its module by more than twice the noise, and those after it, and by how much.
+
+    Where none does, all of them and the largest excess: a fault in every layer may be visible in some alone.
+    """
+    prepared = workshop.prepared(case)
+    generated = torch.tensor(prepared.golden.generated).view(-1, len(prepared.tokens)).t()
+    largest = 0.0
+    for index, names in enumerate(expectation.modules):
+        found = excess(workshop.healthy(case), model, names[0], prepared.tokens, prepared.mask, generated)
+        if found > 2.0:
+            return Expectation(expectation.modules[index:]), found
+        largest = max(largest, found)
+    return expectation, largest
+
+
 def judge(case: Case, workshop: Workshop) -> Outcome:
     """Run the case. An exception out of porter is an outcome too: the verdict "crashed"."""
     prepared = workshop.prepared(case)
     model, expectation = candidate_of(case, workshop)
     moved = None
     if case.fault is not None:
-        moved = excess(
-            workshop.healthy(case), model, expectation.first[0], prepared.tokens, prepared.mask,
-            torch.tensor(prepared.golden.generated).view(-1, len(prepared.tokens)).t(),
-        )  # fmt: skip
+        expectation, moved = over_the_floor(case, workshop, model, expectation)
     given = recorded(case, workshop, model) if case.recorded else model
     began = time.process_time()
     try:

@@ -181,6 +181,7 @@ class Route:
     groups: int | None = None
     chosen_groups: int | None = None
     dtype: torch.dtype | None = None
+    stored: torch.dtype | None = None
     masked_to: float = 0.0
 
     def sigmoid(
@@ -212,7 +213,8 @@ class Route:
     def _logits(self, hidden: Tensor, weight: Tensor, usual: torch.dtype) -> Tensor:
         if self.dtype is not None and hidden.dtype != torch.float64:
             return F.linear(hidden.to(self.dtype), weight.to(self.dtype)).to(usual)
-        return F.linear(hidden.to(usual), weight.to(usual))
+        logits = F.linear(hidden.to(usual), weight.to(usual))
+        return logits.to(self.stored).to(usual) if self.stored is not None else logits
 
 
 def router(site: Site, route: Route) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import json
 import os
 import re
@@ -48,10 +49,10 @@ class Recorder:
     """Recordings by msprobe: it is one object per process and numbers its steps."""
 
     def __init__(self, folder: Path) -> None:
-        from msprobe.pytorch import PrecisionDebugger
-
         self.folder = folder
-        self.debugger = PrecisionDebugger(dump_path=str(folder), task="tensor", level="L0")
+        self.debugger = importlib.import_module("msprobe.pytorch").PrecisionDebugger(
+            dump_path=str(folder), task="tensor", level="L0"
+        )
         self.steps = 0
 
     def record(self, model: Any, tokens: torch.Tensor, mask: torch.Tensor, generated: torch.Tensor) -> Path:
@@ -63,7 +64,7 @@ class Recorder:
             cache, step = DynamicCache(config=model.config), tokens
             for index in range(generated.shape[1]):
                 places = (mask.cumsum(1) - 1).clamp(min=0)[:, -step.shape[1] :]
-                model(input_ids=step, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
+                model(input_ids=step, attention_mask=mask, position_ids=places, cache=cache, use_cache=True)
                 step, mask = generated[:, index : index + 1], torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         self.debugger.stop()
         self.debugger.step()
@@ -73,9 +74,8 @@ class Recorder:
 
 def compare(mine: Path, theirs: Path, folder: Path) -> list[tuple[str, str]]:
     """(row, result) of msprobe's table, in its order."""
-    from msprobe.pytorch.compare.pt_compare import pt_compare
-
-    pt_compare({"npu_path": str(mine), "bench_path": str(theirs)}, str(folder))
+    comparing = importlib.import_module("msprobe.pytorch.compare.pt_compare")
+    comparing.pt_compare({"npu_path": str(mine), "bench_path": str(theirs)}, str(folder))
     table = max(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime_ns)
     with table.open(encoding="utf-8-sig", newline="") as file:
         rows = [(row["NPU Name"], row["Result"]) for row in csv.DictReader(file)]

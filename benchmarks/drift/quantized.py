@@ -41,7 +41,8 @@ def to_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def grouped(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Dequantized [N, K]: (codes - zero) * scale."""
-    return ((codes.unflatten(1, (-1, BLOCK)) - zero[..., None]) * scale[..., None]).flatten(1)
+    values: Tensor = (codes.unflatten(1, (-1, BLOCK)) - zero[..., None]) * scale[..., None]
+    return values.flatten(1)
 
 
 def quantize(model: Any, variant: str) -> Stored:
@@ -59,9 +60,12 @@ def quantize(model: Any, variant: str) -> Stored:
         # Scales of released checkpoints differ widely between blocks; those of so small a matrix do not.
         spread = torch.exp(0.5 * torch.randn(len(weight) // BLOCK, weight.shape[1] // BLOCK, generator=_seeded(name)))
         weight = blocked(weight.float(), spread)
-        stored[name] = to_blocks(weight) if variant == "blocks" else to_groups(weight)
-        values = blocked(*stored[name]) if variant == "blocks" else grouped(*stored[name])
-        module.weight.data.copy_(values)
+        if variant == "blocks":
+            codes, scale = stored[name] = to_blocks(weight)
+            module.weight.data.copy_(blocked(codes, scale))
+        else:
+            codes, scale, zero = stored[name] = to_groups(weight)
+            module.weight.data.copy_(grouped(codes, scale, zero))
     return stored
 
 

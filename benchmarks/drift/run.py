@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,15 +33,22 @@ def selected(cases: Sequence[Case], models: Sequence[str], only: Sequence[str]) 
     return [case for case in cases if (not models or case.family.name in models) and wanted(case.id)]
 
 
-def run_family(work: tuple[list[Case], int]) -> list[Outcome]:
-    """The outcomes of cases that share a family, in this process; lines go to stderr as they come."""
+def quiet() -> None:
+    """One thread, and no progress bars or deprecations of transformers on stderr."""
     import torch
     from transformers.utils import logging
 
-    cases, seed = work
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def run_family(work: tuple[list[str], int]) -> list[Outcome]:
+    """The outcomes of the cases of these ids, in this process; lines go to stderr as they come."""
+    ids, seed = work
+    cases = [case for case in all_cases(seed) if case.id in ids]
+    quiet()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="porter-drift-") as folder:
         workshop = Workshop(Path(folder), seed)
@@ -52,7 +60,7 @@ def run_family(work: tuple[list[Case], int]) -> list[Outcome]:
 
 def run(cases: Sequence[Case], seed: int, jobs: int) -> Iterator[Outcome]:
     """The outcomes, family by family, in `jobs` processes."""
-    groups = [[case for case in cases if case.family is family] for family in FAMILIES.values()]
+    groups = [[case.id for case in cases if case.family is family] for family in FAMILIES.values()]
     work = sorted(((group, seed) for group in groups if group), key=lambda item: -len(item[0]))
     if jobs == 1 or len(work) == 1:
         for each in work:
@@ -69,12 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="draws prompts, layers, dtypes and sizes of the faults")
     parser.add_argument("--models", default="", help="families, separated by commas")
     parser.add_argument("--only", default="", help="case ids (ID, ID/FAMILY, or PREFIX*), separated by commas")
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th case from the I-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path, help="write every outcome here")
     parser.add_argument("--list", action="store_true", help="list the cases and stop")
     parser.add_argument("--msprobe", type=Path, metavar="PYTHON", help="an interpreter that has mindstudio-probe")
     given = parser.parse_args(arguments)
-    chosen = selected(all_cases(given.seed), _split(given.models), _split(given.only))
+    shard, shards = map(int, given.shard.split("/"))
+    chosen = selected(all_cases(given.seed), _split(given.models), _split(given.only))[shard::shards]
     if given.list:
         print("\n".join(f"{case.id}  {case.pair}  {', '.join(case.kinds) or 'legitimate'}" for case in chosen))
         return 0

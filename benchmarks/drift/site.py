@@ -33,7 +33,7 @@ class WrongOp:
 
 @dataclass
 class Site:
-    """One layer of a candidate. `stored` holds (codes, scale, zero) of weights that came from a quantized checkpoint."""
+    """One layer of a candidate; `stored` holds (codes, scale, zero) of weights from a quantized checkpoint."""
 
     model: Any
     family: Family
