@@ -19,20 +19,22 @@ from porter.errors import PorterError
 from porter.golden.environment import environment
 from porter.golden.format import DETAILS, dtype_name
 from porter.golden.native import measured_by
-from porter.golden.node import JsonText, encode, is_cache
+from porter.golden.node import encode, is_cache
 from porter.golden.sketch import SEED
 from porter.golden.tensors import TensorEncoder
 from porter.golden.weights import StoreWeights, describe_model, write_weights
 from porter.golden.writer import Writer
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_MOST_PENDING = 1024
 
 
 class Recorder:
     """Hooks on a model's modules that append to a writer; ``attach``, run forwards, ``detach``.
 
-    A record is written when its module returns, so children come before their parent. A call of a module outside any
-    call of the root belongs to the step before it (to step 0 if there is none).
+    A record is made when its module returns, so children come before their parent. Records are written at the end of a
+    step, by 1024 within a long one. A call of a module outside any call of the root belongs to the step before it (to
+    step 0 if there is none).
     """
 
     def __init__(self, model: nn.Module, writer: Writer, detail: str, modules: str | None) -> None:
@@ -44,7 +46,8 @@ class Recorder:
         self._step = len(writer.ends) - 1
         self._batch = -1
         self._calls: Counter[str] = Counter()
-        self._open_calls: list[tuple[str, int, JsonText]] = []
+        self._open_calls: list[tuple[str, int, str]] = []
+        self._pending: list[tuple[int, int, str, str, str, str, int]] = []
         self._hooked: set[str] = set()
         self._refused: dict[str, str] = {}
         self._past_length = 0
@@ -62,10 +65,11 @@ class Recorder:
                 self._hook(name, module)
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Remove every hook and write what is left."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.settle()
 
     def produced(self) -> dict[str, Any]:
         """What the manifest says of the run: which modules are missing in it, and why."""
@@ -93,8 +97,8 @@ class Recorder:
     def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not name:
             self._begin_step(args, kwargs)
-        arguments = {"args": list(args), "kwargs": kwargs}
-        self._open_calls.append((name, self._calls[name], encode(arguments, self._encode_tensor)))
+        inputs = encode({"args": list(args), "kwargs": kwargs}, self._encode_tensor)
+        self._open_calls.append((name, self._calls[name], inputs))
         self._calls[name] += 1
 
     def _after(self, name: str, kind: str, output: Any) -> None:
@@ -103,13 +107,26 @@ class Recorder:
             pass
         outputs = encode(output, self._encode_tensor)
         step, batch = max(self._step, 0), max(self._batch, 0)
-        self._writer.record(step, opened[1], name, kind, opened[2], outputs, batch)
+        self._pending.append((step, opened[1], name, kind, opened[2], outputs, batch))
         if not name:
             self._end_step(output)
+        elif len(self._pending) == _MOST_PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write the records of the calls that have returned."""
+        if not self._pending:
+            return
+        resolved = self._encode_tensor.resolved
+        for step, call, name, kind, inputs, outputs, batch in self._pending:
+            self._writer.record(step, call, name, kind, resolved(inputs), resolved(outputs), batch)
+        self._pending.clear()
+        self._writer.flush()
 
     def _begin_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._open_calls.clear()
         self._calls.clear()
+        self.settle()
         self._encode_tensor.forget()
         self._step = len(self._writer.ends)
         caches = [value for value in (*args, *kwargs.values()) if is_cache(value)]
@@ -121,6 +138,7 @@ class Recorder:
         self._attention_mask = _integer_rows(kwargs.get("attention_mask"))
 
     def _end_step(self, output: Any) -> None:
+        self.settle()
         self._writer.end_step(
             {
                 "step": self._step,
@@ -193,6 +211,7 @@ def recording(
         write_weights(writer.path, model, writer.header["model"]["tied"])
     with attached(model, writer) as recorder:
         yield recorder
+        recorder.settle()
         if not writer.records_written:
             raise PorterError(f"{writer.path}: nothing to record: no module that matches was called")
         if not writer.ends:

@@ -1,32 +1,41 @@
-"""What a golden keeps of one tensor, at each level of detail, measured once for every content that is seen twice."""
+"""What a golden keeps of one tensor, at each level of detail, measured once for every content that is seen twice.
+
+Between two modules the processor's caches are the model's, and every line of Python costs many times what it does in a
+loop. So when a tensor passes, only what must happen at once happens: it is read, and written where it is kept whole. It
+then stands as a number between two NULs, which JSON never holds, until `resolved` puts its node there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from torch import Size, Tensor, dtype
 
 from porter.golden.digest import digest_of, fingerprint
 from porter.golden.format import dtype_name
 from porter.golden.node import JsonText, quoted
-from porter.golden.one_pass import Measured, one_pass
+from porter.golden.one_pass import one_pass
 from porter.golden.sketch import SEED, buckets, norm_of, project
 from porter.golden.statistics import statistics, statistics_of
 from porter.golden.writer import Writer, host_tensor
 
 
-class _Kept(NamedTuple):
-    id: str | None
+class _Seen(NamedTuple):
+    """What is known of a content in one layout. ``sums``: of its sketch. ``whole``: its bytes are in the golden."""
+
+    dtype: dtype
+    shape: Size
+    stride: tuple[int, ...]
     digest: str
     stats: dict[str, Any]
+    sums: Tensor | None
+    whole: bool
 
 
 class TensorEncoder:
-    """Turns tensors into nodes, as JSON: stores them whole, as a sketch, or as statistics alone.
+    """Turns tensors into nodes: stores them whole, as a sketch, or as statistics alone.
 
     Every tensor on the CPU is read whole and fingerprinted whenever it passes a module: what was changed in place in
     between shows, with or without torch's knowledge. Only contents that are new within a step are stored. Of a tensor
@@ -37,79 +46,84 @@ class TensorEncoder:
     def __init__(self, writer: Writer, detail: str) -> None:
         self._writer = writer
         self._detail = detail
-        self._keep = _KEEPERS[detail]
         self._met: set[int] = set()
-        self._known: dict[tuple[Any, ...], JsonText] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._new: list[_Seen] = []
+        self._nodes: list[JsonText] = []
 
-    def forget(self) -> None:
-        """Let go of the contents met so far: those of a long run would fill the memory."""
-        self._met.clear()
-        self._known.clear()
-
-    def __call__(self, tensor: Tensor) -> JsonText:
-        """The tensor's node."""
+    def __call__(self, tensor: Tensor) -> str:
+        """What stands for the tensor's node until it is resolved."""
         if not (tensor.is_cpu or self._detail == "full"):
-            return _node(tensor, self._keep(self._writer, tensor, None, None))
+            return self._numbered(self._seen_on_device(tensor))
         content = host_tensor(tensor)
         measured = None
         # An object met before is likely to be unchanged, and a fingerprint is cheaper than all measures.
         if id(tensor) not in self._met:
             self._met.add(id(tensor))
-            measured = one_pass(content, *self._sketched(content))
+            measured = one_pass(content, self._buckets(content), SEED)
         words = fingerprint(content) if measured is None else measured.words
         key = words, tensor.dtype, tensor.shape, tensor.stride()
-        node = self._known.get(key)
-        if node is None:
-            kept = self._keep(self._writer, content, digest_of(words, content.nbytes), measured)
-            node = self._known[key] = _node(tensor, kept)
-        return node
+        number = self._numbers.get(key)
+        if number is not None:
+            return f"\0{number}\0"
+        self._numbers[key] = len(self._nodes) + len(self._new)
+        digest, size = digest_of(words, content.nbytes), self._buckets(content)
+        whole = not size and self._detail != "stats"
+        if whole:
+            self._writer.write(content, digest)
+        stats = statistics(content) if measured is None else statistics_of(measured.moments, content)
+        sums = None if not size else project(content, size) if measured is None else measured.sums
+        return self._numbered(_Seen(*key[1:], digest, stats, sums, whole))
 
-    def _sketched(self, tensor: Tensor) -> tuple[int, int]:
-        return (buckets(tensor.nbytes) or 0, SEED) if self._detail == "sketch" else (0, 0)
+    def resolved(self, text: str) -> JsonText:
+        """The text with the nodes of its tensors."""
+        self._nodes += [self._node(seen) for seen in self._new]
+        self._new.clear()
+        parts = text.split("\0")
+        parts[1::2] = [self._nodes[int(number)] for number in parts[1::2]]
+        return "".join(parts)
+
+    def forget(self) -> None:
+        """Let go of the contents met so far: those of a long run would fill the memory. What stood for them is void."""
+        for held in (self._met, self._numbers, self._new, self._nodes):
+            held.clear()
+
+    def _numbered(self, seen: _Seen) -> str:
+        self._new.append(seen)
+        return f"\0{len(self._nodes) + len(self._new) - 1}\0"
+
+    def _buckets(self, tensor: Tensor) -> int:
+        """The size of the tensor's sketch; 0 if it gets none."""
+        return buckets(tensor.nbytes) or 0 if self._detail == "sketch" and tensor.is_floating_point() else 0
+
+    def _seen_on_device(self, tensor: Tensor) -> _Seen:
+        stats, size = statistics(tensor), self._buckets(tensor)
+        layout = tensor.dtype, tensor.shape, tensor.stride()
+        if self._detail == "sketch" and not size:
+            content = host_tensor(tensor)
+            digest = digest_of(fingerprint(content), content.nbytes)
+            self._writer.write(content, digest)
+            return _Seen(*layout, digest, stats, None, True)
+        sums = project(tensor, size).cpu() if size else None
+        return _Seen(*layout, _digest(self._detail, tensor, stats, sums), stats, sums, False)
+
+    def _node(self, seen: _Seen) -> JsonText:
+        id = None
+        if seen.whole:
+            id = self._writer.entry(seen.digest, seen.dtype, seen.shape).id
+        elif seen.sums is not None:
+            norm = norm_of(seen.stats)
+            about = {"norm": None if math.isnan(norm) else norm, "numel": seen.shape.numel(), "seed": SEED}
+            id = self._writer.store(seen.sums, about).id
+        stats = ", ".join(f'"{name}": {"null" if value is None else repr(value)}' for name, value in seen.stats.items())
+        return (
+            f'{{"tensor": {quoted(id)}, "dtype": "{dtype_name(seen.dtype)}", "shape": {list(seen.shape)}, '
+            f'"stride": {list(seen.stride)}, "digest": "{seen.digest}", "stats": {{{stats}}}}}'
+        )
 
 
-def _node(tensor: Tensor, kept: _Kept) -> JsonText:
-    stats = ", ".join([f'"{name}": {"null" if value is None else repr(value)}' for name, value in kept.stats.items()])
-    return (
-        f'{{"tensor": {quoted(kept.id)}, "dtype": "{dtype_name(tensor.dtype)}", "shape": {list(tensor.shape)}, '
-        f'"stride": {list(tensor.stride())}, "digest": "{kept.digest}", "stats": {{{stats}}}}}'
-    )
-
-
-def _keep_whole(writer: Writer, tensor: Tensor, digest: str | None, measured: Measured | None) -> _Kept:
-    stored = writer.store(tensor, digest)
-    return _Kept(stored.id, stored.digest, _statistics(tensor, measured))
-
-
-def _keep_sketch(writer: Writer, tensor: Tensor, digest: str | None, measured: Measured | None) -> _Kept:
-    size = buckets(tensor.nbytes)
-    if size is None or not tensor.is_floating_point():
-        return _keep_whole(writer, tensor, digest, measured)
-    stats = _statistics(tensor, measured)
-    values = project(tensor, size) if measured is None else measured.sums
-    norm = norm_of(stats)
-    about = {"norm": None if math.isnan(norm) else norm, "numel": tensor.numel(), "seed": SEED}
-    return _Kept(writer.store(values, None, about).id, digest or _digest("sketch", tensor, stats, values), stats)
-
-
-def _keep_statistics(writer: Writer, tensor: Tensor, digest: str | None, measured: Measured | None) -> _Kept:
-    stats = _statistics(tensor, measured)
-    return _Kept(None, digest or _digest("stats", tensor, stats), stats)
-
-
-def _statistics(tensor: Tensor, measured: Measured | None) -> dict[str, Any]:
-    return statistics(tensor) if measured is None else statistics_of(measured.moments, tensor)
-
-
-def _digest(kind: str, tensor: Tensor, stats: dict[str, Any], values: Tensor | None = None) -> str:
+def _digest(kind: str, tensor: Tensor, stats: dict[str, Any], sums: Tensor | None) -> str:
     """A digest of what was computed of the tensor."""
     described = repr((tensor.dtype, tensor.numel(), stats)).encode()
-    content = b"" if values is None else values.cpu().numpy().tobytes()
+    content = b"" if sums is None else sums.numpy().tobytes()
     return f"{kind}:" + hashlib.sha256(described + content).hexdigest()[:32]
-
-
-_KEEPERS: dict[str, Callable[[Writer, Tensor, str | None, Measured | None], _Kept]] = {
-    "full": _keep_whole,
-    "sketch": _keep_sketch,
-    "stats": _keep_statistics,
-}

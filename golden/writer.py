@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torch import Size, Tensor
+from torch import Size, Tensor, dtype
 
 from porter.errors import PorterError
 from porter.golden.digest import content_digest
@@ -35,13 +35,14 @@ from porter.golden.schema import read_records, read_stored
 from porter.golden.node import JsonText, json_text, quoted
 from porter.golden.store import summary
 
-_FLUSH_LINES = 4096
 _BUFFER = 1 << 16
 """Tensors beyond this go to the system without being copied in between."""
 
 
 def host_tensor(tensor: Tensor) -> Tensor:
     """The elements of a tensor, row-major, in host memory; no copy for a contiguous CPU tensor."""
+    if tensor.is_cpu and not tensor.is_complex() and tensor.is_contiguous():
+        return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
@@ -81,39 +82,43 @@ class Writer:
             self._index, self._records = ((self.path / name).open("a", encoding="utf-8") for name in (INDEX, RECORDS))
         self._offset = (self.path / TENSORS).stat().st_size
 
-    def store(self, tensor: Tensor, digest: str | None = None, sketch: dict[str, Any] | None = None) -> Stored:
-        """Store a tensor (or the values of a sketch) unless it is there; its place and digest.
-
-        ``digest`` is that of the tensor's bytes, taken here if not given. Equal bytes are written once, in whatever
-        dtype and shape they come.
-        """
+    def store(self, tensor: Tensor, sketch: dict[str, Any] | None = None) -> Stored:
+        """Store a tensor, or the values of a sketch; its place and digest."""
         content = host_tensor(tensor)
-        digest = digest or content_digest(content)
-        about = sketch and (sketch["numel"], sketch["norm"])
-        key = digest, tensor.dtype, tensor.shape, about
-        stored = self._stored.get(key)
-        if stored is None:
-            place = self._contents.get(digest) or self._write(content, digest)
-            id, dtype = f"t{len(self._stored)}", dtype_name(tensor.dtype)
-            stored = self._stored[key] = Stored(id, dtype, tuple(tensor.shape), *place, digest, sketch)
-            self._index_lines.append(json_text(stored.to_json()))
-        return stored
+        digest = content_digest(content)
+        self.write(content, digest)
+        return self.entry(digest, tensor.dtype, tensor.shape, sketch)
 
-    def _write(self, content: Tensor, digest: str) -> tuple[int, int]:
-        """Append the bytes; their offset and length."""
+    def write(self, content: Tensor, digest: str) -> None:
+        """Append the bytes of a contiguous CPU tensor unless bytes of that digest are there."""
+        if digest in self._contents:
+            return
         start = self._offset + -self._offset % ALIGNMENT
-        with self._naming_the_path():
+        try:
             self._tensors.write(b"\0" * (start - self._offset))
             self._tensors.write(host_bytes(content))
+        except OSError as error:
+            raise self._failed(error) from error
         self._offset = start + content.nbytes
         self._contents[digest] = start, content.nbytes
-        return self._contents[digest]
+
+    def entry(self, digest: str, dtype: dtype, shape: Size, sketch: dict[str, Any] | None = None) -> Stored:
+        """The stored tensor of bytes written before: equal bytes may be known in several dtypes and shapes."""
+        about = sketch and (sketch["numel"], sketch["norm"])
+        key = digest, dtype, shape, about
+        stored = self._stored.get(key)
+        if stored is None:
+            id = f"t{len(self._stored)}"
+            stored = Stored(id, dtype_name(dtype), tuple(shape), *self._contents[digest], digest, sketch)
+            self._stored[key] = stored
+            self._index_lines.append(json_text(stored.to_json()))
+        return stored
 
     def record(
         self, step: int, call: int, module: str, kind: str, inputs: JsonText, outputs: JsonText, batch: int
     ) -> None:
         """Append one module call, its fields as in ``Record``."""
-        self._append(
+        self._record_lines.append(
             f'{{"step": {step}, "call": {call}, "module": {quoted(module)}, "kind": {quoted(kind)}, '
             f'"inputs": {inputs}, "outputs": {outputs}, "batch": {batch}}}'
         )
@@ -123,13 +128,13 @@ class Writer:
     def end_step(self, end: dict[str, Any]) -> None:
         """Mark that the step's records are all written; ``end`` as ``store.summary`` reads it."""
         self.ends.append({"end": "step", **end})
-        self._append(json_text(self.ends[-1]))
+        self._record_lines.append(json_text(self.ends[-1]))
         self.flush()
 
     def end_batch(self) -> None:
         """Mark that a batch is whole: a resumed capture does not run it again."""
         self.batches_done += 1
-        self._append(json_text({"end": "batch"}))
+        self._record_lines.append(json_text({"end": "batch"}))
         self.flush()
 
     def flush(self) -> None:
@@ -156,17 +161,15 @@ class Writer:
         for file in (self._tensors, self._index, self._records):
             file.close()
 
-    def _append(self, line: JsonText) -> None:
-        self._record_lines.append(line)
-        if len(self._record_lines) >= _FLUSH_LINES:
-            self.flush()
-
     @contextmanager
     def _naming_the_path(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise PorterError(f"{self.path}: writing the golden failed: {error.strerror or error}") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> PorterError:
+        return PorterError(f"{self.path}: writing the golden failed: {error.strerror or error}")
 
     def _start_over(self) -> None:
         with self._naming_the_path():
