@@ -9,6 +9,7 @@ import torch
 
 from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, threads_for
 from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
+from porter.kernels.cpu.linear import linear
 
 Mask = torch.Tensor | None
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Mask, float, "int | None"], torch.Tensor]
@@ -98,6 +99,28 @@ def mla_attention(library: KernelLibrary) -> MlaAttention:
             0 if attention_mask is None else DTYPE_CODES[attention_mask.dtype], torch.get_num_threads(),
         )
         return out
+
+    return call
+
+
+def mla_expanded(library: KernelLibrary) -> MlaAttention:
+    """Latent attention over keys and values expanded from the latent: cheaper where queries are many."""
+    project, attend = linear(library), attention(library)
+
+    def call(
+        query_nope: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        key_rope: torch.Tensor,
+        kv_b_weight: torch.Tensor,
+        attention_mask: Mask,
+        scaling: float,
+    ) -> torch.Tensor:
+        _, heads, _, nope = query_nope.shape
+        expanded = project(latent[:, 0], kv_b_weight, None).unflatten(-1, (heads, -1)).transpose(1, 2)
+        key = torch.cat((expanded[..., :nope], key_rope.expand(-1, heads, -1, -1)), dim=-1)
+        query = torch.cat((query_nope, query_rope), dim=-1)
+        return attend(query, key, expanded[..., nope:], attention_mask, scaling, None)
 
     return call
 

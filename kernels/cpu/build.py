@@ -23,7 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-SOURCES = ("norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "program", "measure")
+SOURCES = (
+    "norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "router", "program",
+    "measure",
+)  # fmt: skip
 HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "kernels")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-w")

@@ -29,3 +29,6 @@ PORTER_EXPORT void porter_experts(void* out, const void* hidden, const int64_t* 
                                   const void* gate_up, const float* gate_up_scale, const void* down,
                                   const float* down_scale, const int64_t* shape, int32_t quantize_activations,
                                   int32_t dtype, int32_t router_dtype, int32_t weight_dtype, int32_t threads);
+PORTER_EXPORT void porter_router(void* logits, void* weights, int64_t* indices, const void* hidden, const void* weight,
+                                 const float* bias, const int64_t* shape, double factor, int32_t dtype,
+                                 int32_t weight_dtype, int32_t out_dtype, int32_t threads);

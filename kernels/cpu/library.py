@@ -26,6 +26,7 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "attention": (*[_POINTER] * 7, _REAL, *[_CODE] * 3),
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
+    "router": (*[_POINTER] * 7, _REAL, *[_CODE] * 4),
     "add": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
     "copy": (_POINTER, _POINTER, _POINTER),
     "run": (_POINTER, _SIZE),
@@ -34,7 +35,9 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
 
-RECORDED = ("rms_norm", "swiglu", "rope", "linear", "linear_w8a8", "attention", "mla", "experts", "add", "copy")
+RECORDED = (
+    "rms_norm", "swiglu", "rope", "linear", "linear_w8a8", "attention", "mla", "experts", "add", "copy", "router",
+)  # fmt: skip
 """Functions that a recorded program can call; the place of each is its code in program.cpp."""
 
 
@@ -52,6 +55,7 @@ class KernelLibrary:
     attention: Function
     mla: Function
     experts: Function
+    router: Function
     add: Function
     copy: Function
     run: Function

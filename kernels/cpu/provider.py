@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from porter.kernels.contract import Evidence, Implementation
-from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention
+from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention, mla_expanded
 from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
 from porter.kernels.cpu.experts import accepts_experts, accepts_int8_experts, experts, int8_experts
 from porter.kernels.cpu.library import KernelLibrary
@@ -22,6 +22,7 @@ from porter.kernels.cpu.norm import (
     swiglu,
 )
 from porter.kernels.cpu.rope import accepts_interleaved, accepts_rope, rope
+from porter.kernels.cpu.router import accepts_grouped_sigmoid, accepts_router, router_grouped_sigmoid, router_softmax
 
 Accepts = Callable[..., "str | None"]
 Make = Callable[[KernelLibrary], Callable[..., Any]]
@@ -40,6 +41,9 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("linear", "w8a8"): (accepts_w8a8, linear_w8a8),
     ("attention", "gqa"): (accepts_attention, attention),
     ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
+    ("mla_attention", "expanded"): (accepts_mla, mla_expanded),
+    ("router", "softmax"): (accepts_router, router_softmax),
+    ("router", "grouped_sigmoid"): (accepts_grouped_sigmoid, router_grouped_sigmoid),
     ("experts", "standard"): (accepts_experts, experts),
     ("experts", "w8a16"): (accepts_int8_experts, lambda k: int8_experts(k, False)),
     ("experts", "w8a8"): (accepts_int8_experts, lambda k: int8_experts(k, True)),

@@ -1,0 +1,95 @@
+"""Routers on the CPU: scores and selection in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+import torch
+
+from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, rows_of, threads_for
+from porter.kernels.cpu.library import KernelLibrary
+
+Routing = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Softmax = Callable[[torch.Tensor, torch.Tensor, int, bool], Routing]
+GroupedSigmoid = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int, bool, float], Routing]
+
+_pack_shape = Struct("9q").pack
+_FLOAT32 = FLOAT_CODES[torch.float32]
+
+
+def router_softmax(library: KernelLibrary) -> Softmax:
+    """The top k of the softmax; logits and weights in the dtype of `hidden`."""
+
+    def call(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
+        x, stride = rows_of(hidden)
+        (tokens, size), experts, code = x.shape, weight.shape[0], FLOAT_CODES[x.dtype]
+        logits = torch.empty((tokens, experts), dtype=x.dtype)
+        weights = torch.empty((tokens, top_k), dtype=x.dtype)
+        indices = torch.empty((tokens, top_k), dtype=torch.int64)
+        shape = _pack_shape(tokens, size, experts, top_k, 1, 1, stride, renormalize, 0)
+        library.router(
+            logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(), None, shape,
+            1.0, code, FLOAT_CODES[weight.dtype], code, threads_for(4 * weight.numel()),
+        )
+        return logits, weights, indices
+
+    return call
+
+
+def router_grouped_sigmoid(library: KernelLibrary) -> GroupedSigmoid:
+    """The top k of sigmoid plus bias within the best groups; logits and weights in float32."""
+
+    def call(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        top_k: int,
+        num_group: int,
+        topk_group: int,
+        renormalize: bool,
+        routed_scaling_factor: float,
+    ) -> Routing:
+        x, stride = rows_of(hidden)
+        (tokens, size), experts = x.shape, weight.shape[0]
+        logits = torch.empty((tokens, experts), dtype=torch.float32)
+        weights = torch.empty((tokens, top_k), dtype=torch.float32)
+        indices = torch.empty((tokens, top_k), dtype=torch.int64)
+        shape = _pack_shape(tokens, size, experts, top_k, num_group, topk_group, stride, renormalize, 1)
+        library.router(
+            logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(), bias.data_ptr(),
+            shape, float(routed_scaling_factor), FLOAT_CODES[x.dtype], FLOAT_CODES[weight.dtype], _FLOAT32,
+            threads_for(4 * weight.numel()),
+        )
+        return logits, weights, indices
+
+    return call
+
+
+def accepts_router(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> str | None:
+    """CPU tensors, each float32 or bfloat16; the weight contiguous."""
+    if not (hidden.is_cpu and weight.is_cpu):
+        return NOT_CPU
+    if hidden.dtype not in FLOAT_CODES or weight.dtype not in FLOAT_CODES:
+        return NOT_FLOAT
+    if not weight.is_contiguous():
+        return NOT_CONTIGUOUS
+    return None if hidden.numel() and weight.numel() else EMPTY
+
+
+def accepts_grouped_sigmoid(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    num_group: int,
+    topk_group: int,
+    renormalize: bool,
+    routed_scaling_factor: float,
+) -> str | None:
+    """As `accepts_router`, with a contiguous float32 bias and at least two experts in a group."""
+    if bias.dtype is not torch.float32 or not bias.is_contiguous() or not bias.is_cpu:
+        return "the bias is not contiguous float32 on the CPU"
+    if weight.shape[0] < 2 * num_group:
+        return "a group has fewer than two experts"
+    return accepts_router(hidden, weight, top_k, renormalize)
