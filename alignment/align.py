@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,21 @@ from porter.alignment.preliminary_checks import checks_of_model, checks_of_recor
 from porter.alignment.replay import Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
 from porter.alignment.rows import drifts_of, rows_of
-from porter.alignment.source import rebuild_source
+from porter.alignment.siblings import Siblings
+from porter.alignment.source import open_source, rebuild_source
+from porter.alignment.streaming import available_bytes, kept, reach, release
 from porter.alignment.verdict import Drifted, coverage, drifted_weights, first_of, skipped_weights, verdict_of
 from porter.alignment.weights import JudgedWeight, WeightPairing, adopt, judge
 from porter.errors import PorterError
+from porter.golden.source import device_of
 from porter.golden.store import Golden
 
 PASSES = ("weights", "replay", "free")
 CAUSES_FOR = 3
 """How many drifting modules are diagnosed, first in execution order: what follows is seldom another fault."""
+
+SHARE = 8
+"""A streamed model that takes at most this part of the free memory stays in memory during the free run."""
 
 Progress = Callable[[int], None]
 
@@ -81,6 +89,7 @@ def align(
     Raises PorterError for input that cannot be compared at all.
     """
     golden = golden if isinstance(golden, Golden) else Golden.open(golden)
+    place = device_of(str(device))
     wanted = _passes(passes)
     pattern = selection(modules)
     advance = progress or (lambda amount: None)
@@ -97,11 +106,10 @@ def align(
     assert loaded.model is not None, "a candidate is a golden or a model"
     pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)
     findings = Findings()
-    source = _source(golden, source, findings)
-    recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
+    source = _source(golden, source, findings, place)
+    recorded = Recorded(golden, compute_dtype(loaded.model), place)
     checks = checks_of_model(golden, recorded, source, loaded, pairing, wanted)
     if source is not None:
-        source.to(device)
         asked = "weights" in wanted
         _compare_weights(findings, loaded.model, source, pairing, pattern, recorded.recorded_dtype, asked)
     elif "weights" in wanted and wanted == ("weights",):
@@ -114,7 +122,7 @@ def align(
     if "replay" in wanted:
         _replay(findings, replayer, pairs, free, advance)
     if "free" in wanted:
-        _free(findings, free, "replay" in wanted)
+        _free(findings, free, replayer, "replay" in wanted)
     if "weights" in wanted and source is not None:
         explained = {cause.module for cause in findings.causes if cause.after is not None}
         findings.causes += causes_of_weights(findings.weights, pairing, source, explained, CAUSES_FOR)
@@ -131,11 +139,13 @@ def _passes(passes: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PASSES if name in asked)
 
 
-def _source(golden: Golden, given: nn.Module | None, findings: Findings) -> nn.Module | None:
+def _source(
+    golden: Golden, given: nn.Module | None, findings: Findings, device: torch.device
+) -> nn.Module | None:
     if given is not None:
-        return given.eval()
+        return given.to(device).eval()
     try:
-        return rebuild_source(golden)
+        return open_source(golden, device)
     except PorterError as error:
         findings.skipped.append(Skipped("", f"no float64 oracle: {error}"))
         return None
@@ -154,11 +164,9 @@ def _compare_weights(
     for weight in WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded):
         judged = judge(weight)
         adopt(source, judged)
-        if judged.row.status == "ok":
-            # Only what is wrong is needed again: the values of the rest live in the two models.
-            judged = replace(judged, weight=replace(weight, reference=None, candidate=None))
         if pattern is None or pattern.search(weight.owner):
-            findings.weights.append(judged)
+            findings.weights.append(judged.settled())
+    release(candidate, source)
     if asked:
         findings.drifts += drifted_weights(findings.weights, pairing)
         findings.skipped += skipped_weights([judged.row for judged in findings.weights])
@@ -166,18 +174,55 @@ def _compare_weights(
 
 def _replay(findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free: FreePass, advance: Progress) -> None:
     diagnosed = 0
-    for result in replay_all(replayer, pairs, advance):
+    siblings = Siblings()
+    for result in chain(
+        replay_all(replayer, _reached(replayer, pairs), advance), _outlying(findings, replayer, siblings)
+    ):
+        siblings.add(result)
         _take(findings, replayer, result)
         free.remember(result)
         if result.drifted and diagnosed < CAUSES_FOR and findings.rows[-1].status != "inherited":
             diagnosed += 1
             findings.causes += _causes(replayer, result, findings.weights)
+    release(replayer.candidate, replayer.source)
 
 
-def _free(findings: Findings, free: FreePass, replayed: bool) -> None:
-    if free.run():
+def _outlying(findings: Findings, replayer: Replayer, siblings: Siblings) -> Iterator[ModuleResult]:
+    """The modules that stand out among their siblings, once all have been replayed: again, and taken anew."""
+    pairs = replayer.pairing.by_module
+    for result in siblings.tightened(lambda pair: replayer.replay(next(_reached(replayer, [pair]))), pairs):
+        findings.rows = [row for row in findings.rows if row.module != result.pair.module]
+        result.flips = []
+        yield result
+
+
+def _reached(replayer: Replayer, pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """The pairs one by one, of models that are streamed with the part around each in memory."""
+    for pair in pairs:
+        reach(replayer.candidate, pair.module)
+        reach(replayer.source, pair.sources[0])
+        yield pair
+
+
+@contextmanager
+def _kept(replayer: Replayer) -> Iterator[None]:
+    """Keep streamed models in memory while the context lasts, where each call would read them anew and they fit."""
+    steps = len(replayer.recorded.records.get("", []))
+    share = available_bytes(replayer.recorded.device) // SHARE if steps > 1 else 0
+    with ExitStack() as stack:
+        for model in (replayer.candidate, replayer.source):
+            if model is not None:
+                stack.enter_context(kept(model, share))
+        yield
+
+
+def _free(findings: Findings, free: FreePass, replayer: Replayer, replayed: bool) -> None:
+    with _kept(replayer):
+        ran = free.run()
+    if ran:
         findings.rows, faults = free.joined(findings.rows, findings.drifts)
         findings.drifts += faults
+        findings.causes += free.causes
         findings.tokens = free.tokens
         if not replayed or free.replays_nothing:
             findings.compared |= free.compared

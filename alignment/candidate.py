@@ -8,12 +8,16 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from porter.alignment.streaming import cast, stream_of
+from porter.alignment.streaming_files import CannotStream, placeholders_for_parameters, stream_from
+from porter.checkpoint.reader import Checkpoint
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.golden.environment import environment
@@ -65,7 +69,9 @@ def load_candidate(
         return _port(path, table, device, dtype, trust_remote_code)
     if not (path / "config.json").exists():
         raise PorterError(f"{path}: no config.json, port.json or {MANIFEST}: neither checkpoint, port nor golden")
-    return _placed(text, "checkpoint", _from_checkpoint(path, dtype, trust_remote_code), table, device, dtype)
+    return _placed(
+        text, "checkpoint", _from_checkpoint(path, dtype, trust_remote_code, torch.device(device)), table, device, dtype
+    )
 
 
 def read_correspondence(given: Any) -> Correspondence | None:
@@ -112,14 +118,17 @@ def _placed(
     dtype: str | torch.dtype | None,
 ) -> Candidate:
     wanted = _dtype(dtype)
+    if stream_of(model) is None:
+        model = model.to(device)
     if wanted is not None and wanted != compute_dtype(model):
-        model = model.to(wanted)
-    model = model.to(device).eval()
+        model = model.to(wanted) if stream_of(model) is None else cast(model, wanted)
+    model = model.eval()
     described = {
         "kind": kind,
         "name": name,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "dtype": str(compute_dtype(model)).removeprefix("torch."),
+        "weights": "read layer by layer" if stream_of(model) is not None else "in memory",
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
         **environment(torch.device(device)),
     }
@@ -155,18 +164,51 @@ def _port(
 
     manifest = read_manifest(path)
     own = table or read_correspondence(manifest.get("correspondence", [])) or Correspondence()
-    model = load(path, trust_remote_code=trust_remote_code)
+    model = load(path, trust_remote_code=trust_remote_code, build=partial(_streamed, path, torch.device(device)))
     placed = _placed(str(path), "port", model, own.modules(), device, dtype)
     told = {"chip": manifest.get("chip"), "scheme": manifest.get("scheme"), "versions": manifest.get("versions")}
     return Candidate(placed.name, "port", placed.model, None, placed.correspondence, {**placed.environment, **told})
 
 
-def _from_checkpoint(path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+def _streamed(path: Path, device: torch.device, kind: Any, config: Any) -> nn.Module | None:
+    """The model of class `kind` with its weights left in the files of `path`; None where they must be loaded whole."""
+    dtype = config.dtype if isinstance(getattr(config, "dtype", None), torch.dtype) else None
+    try:
+        checkpoint = Checkpoint.open(path)
+        if dtype is None or getattr(config, "quantization_config", None) is not None:
+            return None
+        with placeholders_for_parameters(dtype):
+            model = kind._from_config(config, dtype=dtype)
+        model.tie_weights()
+        return stream_from(model, checkpoint, device, dtype)
+    except CannotStream:
+        return None
+
+
+def _class_of(config: Any) -> Any:
+    """transformers' own class for a config; None where it has none or the checkpoint brings its own."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
+
+
+def _from_checkpoint(
+    path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool, device: torch.device
+) -> nn.Module:
+    """The checkpoint as transformers' own model: streamed where its files hold every tensor, else loaded whole."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     wanted = _dtype(dtype)
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        kind = _class_of(config) if any(path.glob("*.safetensors")) else None
+        if kind is not None:
+            config.dtype = wanted or config.dtype
+            model = _streamed(path, device, kind, config)
+            if model is not None:
+                return model
+        model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype="auto" if wanted is None else wanted,
             local_files_only=True,
@@ -175,7 +217,8 @@ def _from_checkpoint(path: Path, dtype: str | torch.dtype | None, trust_remote_c
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise PorterError(f"{path}: transformers cannot load it: {first}") from error
-    return model
+    whole: nn.Module = model
+    return whole
 
 
 def _from_python(file: Path, function: str) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from porter.alignment.observation import Observation, is_mask, tensors
+from porter.alignment.streaming import present
 
 MASK_NAME = "mask"
 """In the name of an argument: implementations of attention differ in the masks that they ask for."""
@@ -73,7 +74,7 @@ def forcing(
             child = module.get_submodule(name)
             replaced.append((child, "forward" in child.__dict__, child.__dict__.get("forward")))
             calls_left = calls if untouched(name, child) else ()
-            child.__dict__["forward"] = _forced(child.forward, name, label(name), calls, calls_left, seen)
+            child.__dict__["forward"] = _forced(_awake(child), name, label(name), calls, calls_left, seen)
         yield seen
         seen.otherwise.update(name for name in seen.called if seen.called[name] != len(forced[name]))
     finally:
@@ -82,6 +83,17 @@ def forcing(
                 child.__dict__["forward"] = before
             else:
                 child.__dict__.pop("forward", None)
+
+
+def _awake(child: nn.Module) -> Callable[..., Any]:
+    """The child's forward, with its weights in memory while it runs: what is forced may be on disk."""
+    original = child.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with present(child):
+            return original(*args, **kwargs)
+
+    return forward
 
 
 def _forced(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from porter.alignment.streaming import stream_of
 from porter.kernels.dispatch import using_reference
 from porter.precision import float64_mode
 
@@ -30,8 +31,12 @@ def to_float64(tensor: Tensor) -> Tensor:
 def swapped(module: nn.Module, convert: Convert, leave: Collection[nn.Module] = ()) -> Iterator[None]:
     """Every parameter, buffer and tensor attribute of the tree replaced by `convert` of it while the context lasts.
 
-    Modules in `leave`, and what is below them, keep theirs. A tensor used twice is converted once.
+    Modules in `leave`, and what is below them, keep theirs. A tensor used twice is converted once. Of a whole model
+    that is streamed nothing is in memory at first: what is read while the context lasts is converted as it comes.
     """
+    stream = stream_of(module)
+    if stream is not None and stream.model is module:
+        stream.release()
     undo: list[tuple[dict[str, Any], str, Tensor]] = []
     converted: dict[int, Tensor] = {}
     try:

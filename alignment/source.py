@@ -5,16 +5,38 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from porter.alignment.streaming_files import (
+    CannotStream,
+    checkpoint_of,
+    placeholders_for_parameters,
+    stream_from,
+)
 from porter.errors import PorterError
 from porter.golden.format import dtype_of
 from porter.golden.store import Golden
 
 TRUSTED = "transformers."
+
+
+def open_source(golden: Golden, device: torch.device) -> nn.Module:
+    """The model that a golden recorded, as `rebuild_source` gives it, but streamed: its weights stay on disk.
+
+    Where transformers converts them while loading in a way that porter does not follow, they are loaded whole.
+    """
+    described, kind = _described(golden)
+    golden.weights()  # checks the digests before anything is built
+    try:
+        model = _stored(golden, kind, described, device) if described["weights"] else None
+        model = model or _referenced(golden, kind, described, device)
+    except CannotStream:
+        return rebuild_source(golden).to(device)
+    return _as_recorded(model)
 
 
 def rebuild_source(golden: Golden) -> nn.Module:
@@ -23,8 +45,7 @@ def rebuild_source(golden: Golden) -> nn.Module:
     The class must be one of transformers' own: a golden is data and must not make porter import arbitrary code. The
     experts run one by one and the attention as recorded. PorterError where class or weights cannot be had.
     """
-    described = golden.manifest["model"]
-    kind = _model_class(str(described["class"]), described)
+    described, kind = _described(golden)
     weights = golden.weights()  # checks the digests before anything is built
     if described["checkpoint"]:
         dtype = dtype_of(golden.manifest["dtype"])
@@ -33,9 +54,39 @@ def rebuild_source(golden: Golden) -> nn.Module:
         )
     else:
         model = _assembled(kind, described, weights)
+    return _as_recorded(model)
+
+
+def _as_recorded(model: Any) -> nn.Module:
     model.config._experts_implementation = "eager"
     built: nn.Module = model.eval().requires_grad_(False)
     return built
+
+
+def _described(golden: Golden) -> tuple[dict[str, Any], Any]:
+    described = golden.manifest["model"]
+    return described, _model_class(str(described["class"]), described)
+
+
+def _stored(golden: Golden, kind: Any, described: dict[str, Any], device: torch.device) -> nn.Module:
+    """Streamed from the golden's own weights, in the dtypes they are stored in."""
+    with placeholders_for_parameters(None):
+        model = kind(_config(kind, described))
+    checkpoint = checkpoint_of(sorted(golden.path.glob("weights-*.safetensors")))
+    return stream_from(model, checkpoint, device, None, described["tied"], stored=True)
+
+
+def _referenced(golden: Golden, kind: Any, described: dict[str, Any], device: torch.device) -> nn.Module:
+    """Streamed from the checkpoint that the golden names, in the dtype it was recorded in."""
+    folder = Path(described["checkpoint"])
+    dtype = dtype_of(golden.manifest["dtype"])
+    config = kind.config_class.from_pretrained(folder, local_files_only=True)
+    if getattr(config, "quantization_config", None) is not None:
+        raise CannotStream("transformers dequantizes the checkpoint while loading")
+    with placeholders_for_parameters(dtype):
+        model = kind._from_config(config, dtype=dtype, **_implementation(described))
+    model.tie_weights()
+    return stream_from(model, checkpoint_of([folder / name for name in sorted(described["digests"])]), device, dtype)
 
 
 def _model_class(path: str, described: dict[str, Any]) -> Any:
@@ -58,15 +109,19 @@ def _implementation(described: dict[str, Any]) -> dict[str, Any]:
     return {} if name is None else {"attn_implementation": name}
 
 
+def _config(kind: Any, described: dict[str, Any]) -> Any:
+    config = kind.config_class.from_dict(dict(described["config"]))
+    if described.get("attn_implementation") is not None:
+        config._attn_implementation = described["attn_implementation"]
+    return config
+
+
 def _assembled(kind: Any, described: dict[str, Any], weights: Iterable[tuple[str, Tensor]]) -> Any:
     """The class built from the config with the stored weights in place; what is computed at init is kept."""
     from transformers.initialization import no_init_weights
 
-    config = kind.config_class.from_dict(dict(described["config"]))
-    if described.get("attn_implementation") is not None:
-        config._attn_implementation = described["attn_implementation"]
     with no_init_weights(), torch.no_grad():
-        model = kind(config)
+        model = kind(_config(kind, described))
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in weights:
         _put(model, name, tensor)

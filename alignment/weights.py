@@ -3,43 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.observation import relative
+from porter.alignment.quantized_weight import dequantized, quantization_error
 from porter.alignment.report import WeightRow
+from porter.alignment.streaming import Tensors, stream_of
 from porter.correspondence import Correspondence
 
-SCALE_SUFFIX = "_scale"
-# Half a step of a uniform quantizer errs like a uniform variable: step / sqrt(12) in the mean. Methods that place the
-# steps otherwise than round-to-nearest may lose more; twice the mean still leaves one bit of precision detectable.
-QUANTIZATION_SLACK = 2.0
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
 # Of copies that need not round. Tables computed at start (buffers) may be evaluated in another order.
 COPY, COMPUTED = 2.0**-23, 2.0**-21
-INT8_LEVELS = 127.0
+BLOCK = 1 << 20
+"""Elements compared at a time: what the comparison needs besides the tensors themselves."""
+COUNTED = 1 << 20
+"""Elements of the longest vector whose distinct values are counted."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """A tensor of the source beside the candidate's, unfused and dequantized; None where it cannot be read.
+
+    `step`: the quantizer's step, in a shape that broadcasts to the tensor's; `grid`: the rows and columns that share
+    one step. None where the candidate's tensor is not quantized. `wrong`: `why` is a fault, not a limit of porter's.
+    """
+
+    reference: Tensor | None
+    candidate: Tensor | None
+    step: Tensor | None = None
+    grid: tuple[int, int] | None = None
+    why: str = ""
+    wrong: bool = False
+
+
+NOTHING = Values(None, None)
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter or buffer of the source beside the candidate's values for it.
+    """A parameter or buffer of the source beside the candidate's values for it, read when they are asked for.
 
-    `candidate` is unfused and dequantized, None where it cannot be read; `step` is the quantizer's step per element
-    (None where not quantized); `roundable` is the dtype that its values may have been rounded to on the way.
+    `stored` is the dtype that the candidate keeps it in, `roundable` the one that its values may have been rounded to
+    on the way. `discerning`: it tells things apart (a router's correction bias), so that what counts is its spread.
     """
 
     name: str
     source: str
     owner: str
-    reference: Tensor | None
-    candidate: Tensor | None
-    step: Tensor | None
+    read: Callable[[], Values] | None
     dtype: torch.dtype
     is_parameter: bool
     roundable: torch.dtype
+    quantized: bool = False
+    discerning: bool = False
     why: str = ""
+
+    def values(self) -> Values:
+        """Both sides' values; nothing for a weight that is settled or cannot be compared."""
+        return NOTHING if self.read is None else self.read()
+
+    @property
+    def reference(self) -> Tensor | None:
+        """The source's values, read anew."""
+        return self.values().reference
+
+    @property
+    def candidate(self) -> Tensor | None:
+        """The candidate's values, read anew."""
+        return self.values().candidate
+
+    @property
+    def step(self) -> Tensor | None:
+        """The quantizer's step, read anew."""
+        return self.values().step
 
 
 @dataclass(frozen=True)
@@ -48,6 +88,10 @@ class JudgedWeight:
 
     weight: Weight
     row: WeightRow
+
+    def settled(self) -> JudgedWeight:
+        """Without the values where they are in order: those are in the two models."""
+        return replace(self, weight=replace(self.weight, read=None)) if self.row.status == "ok" else self
 
 
 @dataclass(frozen=True)
@@ -63,20 +107,22 @@ class WeightPairing:
     correspondence: Correspondence
     compute: torch.dtype
     recorded: torch.dtype
+    _known: Tensors = field(init=False, repr=False)
+    _mine: Tensors = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", Tensors(self.source))
+        object.__setattr__(self, "_mine", Tensors(self.candidate))
 
     def __iter__(self) -> Iterator[Weight]:
-        """Every parameter and buffer of the candidate, part by part; one at a time."""
-        model = self.source
-        known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-        parameters = dict(self.candidate.named_parameters(remove_duplicate=False))
-        everything = parameters | dict(self.candidate.named_buffers(remove_duplicate=False))
-        lasting = set(self.candidate.state_dict())
-        for name, tensor in everything.items():
-            if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in everything:
-                continue
-            scale = everything.get(f"{name}{SCALE_SUFFIX}")
-            roundable = self._roundable(tensor.dtype, name in lasting)
-            yield from self._parts(name, tensor, scale, known, name in parameters, roundable)
+        """Every parameter and buffer of the candidate, part by part, in the order of the model."""
+        parameters = {name for name, _ in self.candidate.named_parameters(remove_duplicate=False)}
+        lasting = set(self.candidate.state_dict(keep_vars=True))
+        scales = {base: name for name in self._mine for base in _scaled(name) if base in self._mine}
+        for name, tensor in self._mine.shapes.items():
+            if name not in scales.values():
+                roundable = self._roundable(tensor.dtype, name in lasting)
+                yield from self._parts(name, scales.get(name), name in parameters, roundable)
 
     def _roundable(self, stored: torch.dtype, lasting: bool) -> torch.dtype:
         """Tables computed at start are not in a checkpoint: whoever casts the model rounds them."""
@@ -84,33 +130,58 @@ class WeightPairing:
             return stored
         return _coarser(stored, self.compute) if _eps(self.compute) > _eps(self.recorded) else torch.float64
 
-    def _parts(
-        self,
-        name: str,
-        tensor: Tensor,
-        scale: Tensor | None,
-        known: dict[str, Tensor],
-        is_parameter: bool,
-        roundable: torch.dtype,
-    ) -> Iterator[Weight]:
+    def _parts(self, name: str, scale: str | None, is_parameter: bool, roundable: torch.dtype) -> Iterator[Weight]:
         sources = self.correspondence.source_of(name)
-        owner = name.rpartition(".")[0]
-        missing = [source for source in sources if source not in known]
+        stored = self._mine.shapes[name]
+        weight = Weight(name, "", name.rpartition(".")[0], None, stored.dtype, is_parameter, roundable)
+        missing = [source for source in sources if source not in self._known]
         if missing:
             if is_parameter:
-                why, listed = f"the source has no {missing[0]}", ", ".join(sources)
-                yield Weight(name, listed, owner, None, None, None, tensor.dtype, True, roundable, why)
+                yield replace(weight, source=", ".join(sources), why=f"the source has no {missing[0]}")
             return
-        values, step, why = dequantized(tensor, scale)
-        sizes = [int(known[source].shape[0]) if known[source].dim() else 1 for source in sources]
-        if len(sources) > 1 and sum(sizes) != tensor.shape[0]:
-            values, why = None, why or f"{tensor.shape[0]} rows do not split into {sizes}"
+        shapes = [self._known.shapes[source].shape for source in sources]
+        sizes = [int(shape[0]) if shape else 1 for shape in shapes]
+        splits = len(sources) == 1 or sum(sizes) == stored.shape[0]
         for index, source in enumerate(sources):
-            rows = slice(sum(sizes[:index]), sum(sizes[: index + 1])) if len(sources) > 1 else slice(None)
-            part = values[rows] if values is not None and values.dim() else values
-            part_step = None if step is None else step[rows]
-            reference = known[source].detach()
-            yield Weight(name, source, owner, reference, part, part_step, tensor.dtype, is_parameter, roundable, why)
+            rows = slice(sum(sizes[:index]), sum(sizes[: index + 1])) if len(sources) > 1 else None
+            why = "" if splits else f"{stored.shape[0]} rows do not split into {sizes}"
+            read = self._reader(name, scale, source, rows, why)
+            discerning = self._discerning(source)
+            yield replace(weight, source=source, read=read, quantized=scale is not None, discerning=discerning)
+
+    def _reader(
+        self, name: str, scale: str | None, source: str, rows: slice | None, why: str
+    ) -> Callable[[], Values]:
+        mine, known = self._mine, self._known
+        # Of a model in memory the tensor itself: adopting replaces it there.
+        own = partial(known.own, source) if known.stream is not None else partial(_same, known[source])
+
+        def read() -> Values:
+            reference = own()
+            if why:
+                return Values(reference, None, why=why)
+            found = dequantized(mine[name].detach(), None if scale is None else mine[scale].detach())
+            if found.values is None:
+                return Values(reference, None, why=found.why, wrong=found.wrong)
+            values, step = found.values, found.step
+            if rows is not None:
+                values, step = values[rows], None if step is None else step[rows]
+            return Values(reference, values, step, found.grid)
+
+        return read
+
+    def _discerning(self, source: str) -> bool:
+        """Whether the source's class insists on float32 for this vector whatever the model is cast to."""
+        names: set[str] = set(getattr(self.source, "_keep_in_fp32_modules_strict", None) or ())
+        return self._known.shapes[source].dim() == 1 and source.rpartition(".")[2] in names
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _scaled(name: str) -> list[str]:
+    return [name.removesuffix(suffix) for suffix in SCALE_SUFFIXES if name.endswith(suffix)]
 
 
 def _eps(dtype: torch.dtype) -> float:
@@ -121,42 +192,89 @@ def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
     return one if _eps(one) >= _eps(other) else other
 
 
-def dequantized(tensor: Tensor, scale: Tensor | None) -> tuple[Tensor | None, Tensor | None, str]:
-    """(values, step of the quantizer per row, why not): int8 times one scale per output row, floats as they are."""
-    tensor = tensor.detach()
-    if tensor.is_floating_point() and scale is None:
-        return tensor, None, ""
-    if tensor.dtype == torch.int8 and scale is not None and scale.shape == tensor.shape[: scale.dim()]:
-        step = scale.detach().reshape(*scale.shape, *(1 for _ in range(tensor.dim() - scale.dim())))
-        return tensor.to(torch.float32) * step, step, ""
-    if not tensor.is_floating_point() and scale is None:
-        return tensor, None, ""
-    return None, None, f"{tensor.dtype} with a scale of shape {None if scale is None else tuple(scale.shape)}"
-
-
 def judge(weight: Weight) -> JudgedWeight:
     """The weight's error and whether what the candidate stores accounts for it.
 
-    A floating dtype may round every element once: unit roundoff, 2^-8 for bfloat16. A quantizer of step s
-    may err by s / sqrt(12) in the mean.
+    A floating dtype may round every element once: unit roundoff, 2^-8 for bfloat16. A quantizer may err as
+    round-to-nearest with the best steps of its grid does, with some slack.
     """
-    reference, candidate = weight.reference, weight.candidate
+    values = weight.values()
+    reference, candidate = values.reference, values.candidate
     if reference is None or candidate is None:
-        return JudgedWeight(weight, WeightRow(weight.name, weight.source, None, None, "skipped", weight.why))
+        why = values.why or weight.why
+        if values.wrong:
+            return JudgedWeight(weight, WeightRow(weight.name, weight.source, math.inf, 0.0, "drift", why))
+        return JudgedWeight(weight, WeightRow(weight.name, weight.source, None, None, "skipped", why))
     if reference.shape != candidate.shape:
         why = f"shape {tuple(candidate.shape)} where the source has {tuple(reference.shape)}"
         return JudgedWeight(weight, WeightRow(weight.name, weight.source, math.inf, 0.0, "drift", why))
-    error = relative(candidate, reference)
-    if weight.step is not None:
-        expected = _quantization_error(weight, reference)
+    error, single = distance(candidate, reference)
+    if values.grid is not None:
+        expected = quantization_error(reference, values.grid, weight.dtype)
         return _judged(weight, error, expected, "" if error <= expected else "more than its quantization costs")
     expected = rounding(weight.roundable, reference.dtype, weight.is_parameter)
-    if error > expected:
+    if not error <= expected:
         return _judged(weight, error, expected, "more than rounding to the dtype costs")
-    single = _worst_element(candidate, reference)
     if single > expected * 1.001:
         return _judged(weight, single, expected, "single elements differ by more than rounding (their relative error)")
-    return _judged(weight, error, expected, "")
+    blurred = spread_lost(candidate, reference) if weight.discerning else None
+    if blurred is not None and blurred > expected:
+        return _judged(weight, blurred, expected, _narrowed(candidate, reference))
+    return _judged(weight, error, expected, "", _other_format(weight, reference))
+
+
+def distance(candidate: Tensor, reference: Tensor) -> tuple[float, float]:
+    """(relative L2 error, largest error of an element relative to its own size), block by block in float64.
+
+    An element smaller than the dtypes' smallest normal number counts as if it had that size. Infinite where a value is
+    not finite and the other side's is not the same.
+    """
+    if not reference.numel():
+        return 0.0, 0.0
+    floats = [t.dtype for t in (candidate, reference) if t.is_floating_point()]
+    smallest = max((torch.finfo(dtype).tiny for dtype in floats), default=1.0)
+    squared = total = single = 0.0
+    for mine, theirs in _blocks(candidate, reference):
+        difference = torch.where(mine == theirs, 0.0, mine - theirs).abs()
+        if not bool(difference.isfinite().all()):
+            return math.inf, math.inf
+        squared += float(difference.square().sum())
+        total += float(theirs.nan_to_num(0.0, 0.0, 0.0).square().sum())
+        single = max(single, float((difference / theirs.abs().clamp_min(smallest)).max()))
+    if squared == 0.0:
+        return 0.0, 0.0
+    return (math.sqrt(squared / total) if total else math.inf), single
+
+
+def _blocks(candidate: Tensor, reference: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    columns = max(1, math.prod(reference.shape[1:]))
+    step = max(1, BLOCK // columns)
+    if reference.dim() == 0:
+        candidate, reference = candidate.reshape(1), reference.reshape(1)
+    for start in range(0, reference.shape[0], step):
+        rows = slice(start, start + step)
+        theirs = reference[rows].detach().to(torch.float64)
+        yield candidate[rows].detach().to(theirs.device, torch.float64), theirs
+
+
+def spread_lost(candidate: Tensor, reference: Tensor) -> float:
+    """The error relative to how far the values lie apart, not to their size."""
+    theirs = reference.to(torch.float64)
+    spread = float((theirs - theirs.mean()).norm())
+    difference = float((candidate.to(theirs.device, torch.float64) - theirs).norm())
+    return difference / spread if spread else (math.inf if difference else 0.0)
+
+
+def _narrowed(candidate: Tensor, reference: Tensor) -> str:
+    mine, theirs = (int(tensor.unique().numel()) for tensor in (candidate[:COUNTED], reference[:COUNTED]))
+    return f"rounded away: {mine} distinct values where the source has {theirs} (the error is relative to their spread)"
+
+
+def _other_format(weight: Weight, reference: Tensor) -> str:
+    """What to say of a float16 source in bfloat16, which keeps 8 bits of 11: allowed, but not silently."""
+    if reference.dtype == torch.float16 and weight.roundable == torch.bfloat16 == weight.dtype:
+        return "float16 in the source, bfloat16 here: 3 bits fewer"
+    return ""
 
 
 def rounding(roundable: torch.dtype, reference: torch.dtype, is_parameter: bool) -> float:
@@ -173,49 +291,42 @@ def rounding(roundable: torch.dtype, reference: torch.dtype, is_parameter: bool)
     return computed if _eps(reference) <= COPY else 0.0
 
 
-def _quantization_error(weight: Weight, reference: Tensor) -> float:
-    """Expected relative L2 error of round-to-nearest with the best symmetric int8 scale per row, and its slack."""
-    reference = reference.to(torch.float64)
-    assert weight.step is not None, "only quantized weights come here"
-    rows = weight.step.dim() - sum(size == 1 for size in weight.step.shape[-1:])
-    columns = tuple(range(rows, reference.dim()))
-    best = reference.abs().amax(dim=columns, keepdim=True) / INT8_LEVELS
-    mean = float((best.square() / 12.0).expand_as(reference).sum().sqrt() / reference.norm().clamp_min(1e-300))
-    return QUANTIZATION_SLACK * mean
-
-
-def _worst_element(candidate: Tensor, reference: Tensor) -> float:
-    """Largest error of an element relative to its own size, or to the dtype's smallest normal number if larger."""
-    if not reference.is_floating_point() or not reference.numel():
-        return 0.0
-    smallest = max(torch.finfo(dtype).tiny for dtype in (candidate.dtype, reference.dtype))
-    difference = (candidate.to(torch.float64) - reference.to(torch.float64)).abs()
-    return float((difference / reference.to(torch.float64).abs().clamp_min(smallest)).max())
-
-
-def _judged(weight: Weight, error: float, expected: float, why: str) -> JudgedWeight:
+def _judged(weight: Weight, error: float, expected: float, why: str, note: str = "") -> JudgedWeight:
     status = "drift" if why else "ok"
-    return JudgedWeight(weight, WeightRow(weight.name, weight.source, error, expected, status, why))
+    return JudgedWeight(weight, WeightRow(weight.name, weight.source, error, expected, status, why or note))
 
 
 def adopt(source: nn.Module, judged: JudgedWeight) -> None:
     """Make the source the oracle of this candidate: what its dtype or scheme explains is taken from the candidate.
 
     A weight in order is replaced by the candidate's value, one that is not by the source's rounded to the candidate's
-    dtype, so that a replay sees mathematics and wrong weights but not expected rounding.
+    dtype, so that a replay sees mathematics and wrong weights but not expected rounding. A streamed source takes the
+    value when it next reads that weight.
     """
     weight = judged.weight
-    if weight.candidate is None or weight.reference is None:
+    if weight.read is None or judged.row.status == "skipped":
+        return
+    stream = stream_of(source)
+    if stream is not None and weight.source in stream.placeholders:
+        taken = torch.float32 if weight.quantized else weight.dtype
+        dtype = taken if judged.row.status == "ok" else stream.placeholders[weight.source].dtype
+        stream.adopt(weight.source, dtype, lambda: _adopted(judged))
         return
     path, _, leaf = weight.source.rpartition(".")
     owner = source.get_submodule(path)
-    if judged.row.status == "ok":
-        value = weight.candidate.detach().clone().to(weight.reference.device)
-    elif weight.roundable != torch.float64 and weight.reference.is_floating_point():
-        value = weight.reference.to(weight.roundable).to(weight.reference.dtype)
-    else:
-        value = weight.reference
+    value = _adopted(judged)
     if leaf in owner._parameters:
         owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
     else:
         owner._buffers[leaf] = value
+
+
+def _adopted(judged: JudgedWeight) -> Tensor:
+    weight, values = judged.weight, judged.weight.values()
+    reference, candidate = values.reference, values.candidate
+    assert reference is not None, "skipped weights are not adopted"
+    if judged.row.status == "ok" and candidate is not None:
+        return candidate.detach().clone().to(reference.device)
+    if weight.roundable != torch.float64 and reference.is_floating_point():
+        return reference.to(weight.roundable).to(reference.dtype)
+    return reference

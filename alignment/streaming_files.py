@@ -1,0 +1,164 @@
+"""Models built from their config with placeholders, and the safetensors files that their tensors come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.alignment.streaming import streamed
+from porter.checkpoint.header import read_header
+from porter.checkpoint.reader import Checkpoint
+from porter.correspondence import Entry
+
+TRANSPARENT = frozenset({"MergeModulelist", "Concatenate"})
+"""The conversions that transformers may apply while loading and that `expert_entries` describes."""
+
+
+class CannotStream(Exception):
+    """Why a model has to be loaded whole; not an error of the user's."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The tensors of a model by the model's own names.
+
+    `entries` are the tensors that the files hold in pieces; `aliases` name the tensor that the files hold for one that
+    they do not.
+    """
+
+    checkpoint: Checkpoint
+    entries: Mapping[str, Entry]
+    aliases: Mapping[str, str]
+
+    def __call__(self, name: str) -> Tensor:
+        """A fresh tensor, in the dtype of the files."""
+        name = self.aliases.get(name, name)
+        entry = self.entries.get(name)
+        if entry is None:
+            return self.checkpoint.load(name)
+        return entry.join([self.checkpoint.load(source) for source in entry.sources])
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """The dtype that `self(name)` gives."""
+        name = self.aliases.get(name, name)
+        entry = self.entries.get(name)
+        return self.checkpoint.info(name if entry is None else entry.sources[0]).torch_dtype
+
+
+def checkpoint_of(files: Sequence[Path]) -> Checkpoint:
+    """The safetensors `files` as one checkpoint, headers read and checked."""
+    return Checkpoint(files[0].parent, {f.name: f for f in files}, {f.name: read_header(f) for f in files})
+
+
+@contextmanager
+def placeholders_for_parameters(dtype: torch.dtype | None) -> Iterator[None]:
+    """Models built within have parameters without storage, in `dtype` where they name none, and real buffers: tables
+    computed at start are not in a checkpoint."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+    from transformers.initialization import no_init_weights
+
+    def emptied(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.is_meta:
+            return parameter
+        return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+
+    default = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(no_init_weights())
+        stack.callback(register_module_parameter_registration_hook(emptied).remove)
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(dtype or default)
+        yield
+
+
+def stream_from(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    tied: Mapping[str, str] | None = None,
+    stored: bool = False,
+) -> nn.Module:
+    """`model`, built with placeholders, streamed from `checkpoint`.
+
+    `stored`: in the dtypes of the files; else in the dtypes of the model, as `from_pretrained(dtype=...)` would give.
+    `tied` maps names to those that the files hold. Raises CannotStream, saying why, where the files do not hold every
+    tensor under its name.
+    """
+    files = _files(model, checkpoint, tied or {})
+    names = frozenset(model.state_dict(keep_vars=True))
+    wide = _kept_wide(model, dtype)
+    for owner, table, leaf, name in _tensors(model):
+        if name in names:
+            tensor = table[leaf]
+            wanted = files.dtype(name) if stored else torch.float32 if wide(name) else tensor.dtype
+            empty = torch.empty(tensor.shape, dtype=wanted, device="meta")
+            table[leaf] = nn.Parameter(empty, requires_grad=False) if leaf in owner._parameters else empty
+    _retie(model, files.aliases)
+    return streamed(model, files, device, names)
+
+
+def _files(model: nn.Module, checkpoint: Checkpoint, tied: Mapping[str, str]) -> Files:
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    held = {name for name in state if name in checkpoint}
+    in_pieces = [e for e in _layout(model) if e.target not in held and all(s in checkpoint for s in e.sources)]
+    entries = {entry.target: entry for entry in in_pieces}
+    held |= set(entries)
+    by_identity = {id(state[name]): name for name in held}
+    aliases = {n: by_identity[id(t)] for n, t in state.items() if n not in held and id(t) in by_identity}
+    aliases |= {name: target for name, target in tied.items() if name not in held and target in held}
+    for name, tensor in state.items():
+        if name not in held and name not in aliases:
+            raise CannotStream(f"the files do not hold {name} under that name")
+        if name in held and name not in entries and checkpoint.info(name).shape != tuple(tensor.shape):
+            raise CannotStream(f"the files hold {name} in another shape")
+    return Files(checkpoint, entries, aliases)
+
+
+def _layout(model: nn.Module) -> list[Entry]:
+    """How checkpoints of this model type store stacked experts. CannotStream for other conversions while loading."""
+    from transformers import conversion_mapping
+
+    from porter.models.loading import expert_entries
+
+    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
+    for converter in conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []:
+        operations = {type(operation).__name__ for operation in getattr(converter, "operations", ())}
+        if not operations or operations - TRANSPARENT:
+            raise CannotStream(f"transformers converts the names or layout of {model_type} while loading")
+    stacked = {name: p for name, p in model.named_parameters() if p.dim() == 3}
+    entries = []
+    for entry in expert_entries(model_type, {name: p.shape[0] for name, p in stacked.items()}):
+        parts = len(entry.sizes)
+        rows = stacked[entry.target].shape[1] // parts
+        entries.append(Entry(entry.target, entry.sources, (rows,) * parts, "experts"))
+    return entries
+
+
+def _kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Any:
+    """Whether transformers keeps a tensor of that name in float32 when it loads the model in `dtype`."""
+    plan = getattr(model, "_get_dtype_plan", None)
+    patterns = [] if plan is None or dtype is None else [re.escape(str(p)).replace(r"\*", ".*") for p in plan(dtype)]
+    return lambda name: any(re.search(pattern, name) for pattern in patterns)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any], str, str]]:
+    for path, owner in model.named_modules():
+        for table in (owner._parameters, owner._buffers):
+            for leaf in [leaf for leaf, tensor in table.items() if tensor is not None]:
+                yield owner, table, leaf, f"{path}.{leaf}" if path else leaf
+
+
+def _retie(model: nn.Module, aliases: Mapping[str, str]) -> None:
+    """Tied parameters are one object again."""
+    for name, target in aliases.items():
+        path, _, leaf = name.rpartition(".")
+        model.get_submodule(path)._parameters[leaf] = model.get_parameter(target)
