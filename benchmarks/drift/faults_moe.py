@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from benchmarks.drift import layers
 from benchmarks.drift.case import Fault, Plant
-from benchmarks.drift.faults_parts import coarse
 from benchmarks.drift.layers import Route
+from benchmarks.drift.precision import coarse
 from benchmarks.drift.site import Function, Site
 
 

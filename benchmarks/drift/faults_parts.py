@@ -1,4 +1,4 @@
-"""Faults of norms, MLPs, residuals, biases, outputs and the head."""
+"""Faults of MLPs, residuals, biases, outputs and the head."""
 
 from __future__ import annotations
 
@@ -9,94 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.drift import layers
 from benchmarks.drift.case import Fault, Plant
+from benchmarks.drift.precision import coarse
 from benchmarks.drift.site import Function, Site
-
-INPUT, POST = "input_layernorm", "post_attention_layernorm"
-
-
-def eps(value: float, name: str) -> Plant:
-    def plant(site: Site) -> tuple[str, ...]:
-        norm = site.module(name)
-        setattr(norm, "variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps", value)
-        return names(site, name)
-
-    return plant
-
-
-def names(site: Site, name: str) -> tuple[str, ...]:
-    """The norm; a port that adds the residual in the same Op does so in the layer, which is as right a place."""
-    return (site.path(name), site.path("")) if name == POST and site.family.ported else (site.path(name),)
-
-
-def normed(function: Callable[[Tensor, Tensor, float], Tensor], name: str) -> Plant:
-    def plant(site: Site) -> tuple[str, ...]:
-        layers.norm(site, name, function)
-        return names(site, name)
-
-    return plant
-
-
-def left_out(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x
-
-
-def unweighted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return layers.rms(x, torch.ones_like(weight), eps)
-
-
-def centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return layers.rms(x, 1 + weight, eps)
-
-
-def not_centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return layers.rms(x, weight - 1, eps)
-
-
-def cast_before_weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    y = layers.wide(x)
-    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
-def half_variance(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The variance of the first half of the dimensions."""
-    y = layers.wide(x)
-    variance = y[..., : y.shape[-1] // 2].square().mean(-1, keepdim=True)
-    return (y * torch.rsqrt(variance + eps) * weight).to(x.dtype)
-
-
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The mean subtracted, as LayerNorm does."""
-    y = layers.wide(x)
-    return layers.rms((y - y.mean(-1, keepdim=True)).to(x.dtype), weight, eps)
-
-
-def coarse(bits: int) -> Callable[[Tensor], Tensor]:
-    """Rounded to so many significant bits, whatever the dtype."""
-
-    def change(x: Tensor) -> Tensor:
-        mantissa, exponent = torch.frexp(x.double())
-        return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent).to(x.dtype)
-
-    return change
-
-
-def narrowed(x: Tensor) -> Tensor:
-    """Through the next narrower format: bfloat16 of float32, float8 of the half precisions; float64 as it is."""
-    narrower = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float8_e4m3fn, torch.float16: torch.float8_e4m3fn}
-    return x.to(narrower[x.dtype]).to(x.dtype) if x.dtype in narrower else x
-
-
-def narrow_variance(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The squares summed in bfloat16, one after another: a large one swallows those after it."""
-    if x.dtype == torch.float64:
-        return layers.rms(x, weight, eps)
-    y = x.float()
-    total = torch.zeros(*x.shape[:-1], 1, dtype=torch.bfloat16)
-    for square in y.square().bfloat16().split(1, -1):
-        total = total + square
-    return (y * torch.rsqrt(total.float() / x.shape[-1] + eps) * weight).to(x.dtype)
 
 
 def activation(act: Callable[[Tensor], Tensor]) -> Plant:
@@ -239,31 +154,6 @@ def at_most(limit: float) -> Callable[[Tensor], Tensor]:
 
 DENSE = ("qwen3", "llama", "qwen2")
 FAULTS = (
-    Fault("eps-1e-5", ("norm-eps",), ("qwen3", "llama"), eps(1e-5, INPUT), pairs=("fp32-fp32",)),
-    Fault("eps-1e-3", ("norm-eps",), ("qwen3", "deepseek_v3", "qwen3_moe"), eps(1e-3, INPUT)),
-    Fault("eps-1e-2-all", ("norm-eps",), ("qwen2", "deepseek_v2"), eps(1e-2, POST), "all"),
-    Fault("eps-head-norm", ("norm-eps",), ("qwen3", "qwen3_moe"), eps(1e-2, "self_attn.k_norm")),
-    Fault("eps-latent-norm", ("norm-eps",), ("deepseek_v3",), eps(1e-3, "self_attn.kv_a_layernorm")),
-    Fault("norm-weight-plus-one", ("norm-zero-centred",), ("qwen3", "llama"), normed(centred, INPUT)),
-    Fault("norm-weight-plus-one-all", ("norm-zero-centred",), ("deepseek_v3",), normed(centred, POST), "all"),
-    Fault("norm-weight-not-plus-one", ("norm-zero-centred",), ("qwen3_next",), normed(not_centred, INPUT)),
-    Fault("norm-final-plus-one", ("norm-zero-centred",), ("qwen2",), normed(centred, "model.norm")),
-    Fault("norm-left-out", ("norm-missing",), ("qwen3", "qwen2_moe"), normed(left_out, INPUT)),
-    Fault("norm-left-out-head", ("norm-missing",), ("qwen3", "qwen3_moe"), normed(left_out, "self_attn.q_norm")),
-    Fault("norm-left-out-final", ("norm-missing",), ("llama",), normed(left_out, "model.norm")),
-    Fault("norm-left-out-latent", ("norm-missing",), ("deepseek_v3",), normed(left_out, "self_attn.kv_a_layernorm")),
-    Fault("norm-unweighted", ("norm-missing", "weight-stale"), ("qwen2",), normed(unweighted, POST)),
-    Fault(
-        "norm-cast-before-weight",
-        ("norm-cast-order",),
-        ("qwen3", "llama"),
-        normed(cast_before_weight, INPUT),
-        "all",
-        pairs=("bf16-bf16",),
-    ),
-    Fault("norm-half-variance", ("unknown",), ("qwen3", "qwen3_moe"), normed(half_variance, "self_attn.k_norm")),
-    Fault("norm-mean-subtracted", ("unknown",), ("qwen2",), normed(layer_norm, INPUT)),
-    Fault("norm-bf16-variance", ("low-precision",), ("qwen3", "llama"), normed(narrow_variance, INPUT)),
     Fault("act-gelu", ("activation",), ("qwen3", "llama"), activation(F.gelu), layers="dense"),
     Fault("act-gelu-tanh-all", ("activation",), ("qwen2",), activation(lambda x: F.gelu(x, approximate="tanh")), "all"),
     Fault(

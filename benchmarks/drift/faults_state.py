@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.drift import faults_attention, faults_moe, faults_parts, faults_weights, layers
+from benchmarks.drift import (
+    faults_attention,
+    faults_moe,
+    faults_norms,
+    faults_parts,
+    faults_rope,
+    faults_weights,
+    layers,
+)
 from benchmarks.drift.case import Fault, Plant
-from benchmarks.drift.faults_parts import coarse, narrowed
 from benchmarks.drift.layers import Attend
+from benchmarks.drift.precision import coarse, narrowed
 from benchmarks.drift.site import Function, Site
 
 NET = "linear_attn"
@@ -205,7 +213,15 @@ def named(id: str) -> Fault:
     return next(fault for fault in ALL_SINGLE if fault.id == id)
 
 
-ALL_SINGLE = (*faults_attention.FAULTS, *faults_parts.FAULTS, *faults_weights.FAULTS, *faults_moe.FAULTS, *SINGLE)
+ALL_SINGLE = (
+    *faults_rope.FAULTS,
+    *faults_attention.FAULTS,
+    *faults_norms.FAULTS,
+    *faults_parts.FAULTS,
+    *faults_weights.FAULTS,
+    *faults_moe.FAULTS,
+    *SINGLE,
+)
 DOUBLES = (
     ("rope-interleaved", "act-gelu", "qwen3"),
     ("scale-subtle", "ratio-o-proj", "qwen3"),

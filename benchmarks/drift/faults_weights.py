@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.drift.case import Fault, Plant
-from benchmarks.drift.faults_parts import coarse, weight
+from benchmarks.drift.faults_parts import weight
+from benchmarks.drift.precision import coarse
 from benchmarks.drift.quantized import blocked, grouped
 from benchmarks.drift.site import Site
 
