@@ -21,7 +21,7 @@ from porter.alignment.precision_swap import exact
 from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import Cause
 from porter.alignment.verdict import owner_of
-from porter.alignment.streaming import Tensors
+from porter.alignment.streaming import Tensors, reach
 from porter.alignment.weights import JudgedWeight
 
 BIAS = "e_score_correction_bias"
@@ -86,6 +86,7 @@ def causes_of_weights(
     ordered = sorted((pair for pair in wrong if pair.module not in explained), key=lambda pair: pair.position)
     found = []
     for pair in ordered[:most]:
+        reach(source, pair.sources[0])
         found += explain_parameters(_drift_of_weights(pair, wrong[pair], source))
     return found
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from torch import Tensor
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses import (
@@ -171,7 +174,9 @@ def explain_parameters(drift: Drift) -> list[Cause]:
     """The causes of each parameter that differs, from its values alone: no replay is needed. A kind is said once."""
     found: list[Cause] = []
     for parameter in drifted(drift):
-        elsewhere = {**drift.elsewhere, **{n: value for n, (value, _) in drift.weights.items() if n != parameter.key}}
+        own = {n: value for n, (value, _) in drift.weights.items() if n != parameter.key}
+        # Chained, not merged: those elsewhere may be on disk, and are read one at a time.
+        elsewhere: Mapping[str, Tensor] = ChainMap(own, drift.elsewhere)  # type: ignore[arg-type]
         alone = dataclasses.replace(
             drift, weights={parameter.key: drift.weights[parameter.key]}, elsewhere=elsewhere, lane="exact"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 
@@ -52,7 +53,7 @@ EXCHANGED = {
 def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     """The candidate's parameter is another one of the source's."""
     fused = {name: source for name, (source, _) in drift.weights.items() if name != parameter.key}
-    for name, other in (*fused.items(), *drift.elsewhere.items()):
+    for name, other in chain(fused.items(), drift.elsewhere.items()):
         if other.shape != parameter.candidate.shape or not _alike(other, parameter.candidate):
             continue
         after = relative(other, parameter.candidate)
