@@ -153,8 +153,8 @@ class Recorded:
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`; the large negative numbers of a mask stay finite."""
     if is_mask(tensor):
-        limits = torch.finfo(dtype)
-        finite = tensor.clamp(limits.min, limits.max).to(dtype)
+        limits, own = torch.finfo(dtype), torch.finfo(tensor.dtype)
+        finite = tensor.clamp(max(limits.min, own.min), min(limits.max, own.max)).to(dtype)
         return torch.where(tensor == -torch.inf, torch.tensor(-torch.inf, dtype=dtype, device=tensor.device), finite)
     return tensor.to(dtype)
 
