@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from porter.alignment.forcing import ForcedCall, Handed, Untouched, forcing
 from porter.alignment.observation import Observation, first_tensor, tensors
 from porter.alignment.precision_swap import to_float64
 from porter.alignment.routing import Choice, choice_of
+from porter.alignment.states import States, states_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
@@ -30,6 +31,8 @@ class Seen:
     output: Any
     called: frozenset[str] = frozenset()
     otherwise: frozenset[str] = frozenset()
+    states: States = field(default_factory=dict)
+    """What the module's own cache held afterwards, where it had one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def run_calls(
             }
             with forcing(side.module, forced, untouched, lambda name: side.labels.get(name, name)) as handed:
                 output = side.module(*args, **kwargs)
-            results.append(seen_of(side.module, output, handed, call))
+            seen = seen_of(side.module, output, handed, call)
+            results.append(replace(seen, states=states_of(caches[call.batch])) if side.real_cache else seen)
     return results
 
 

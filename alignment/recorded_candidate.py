@@ -7,12 +7,13 @@ the precision that the candidate was recorded in.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from porter.alignment.calls import Call, child_calls, length, shapes_handed
 from porter.alignment.forced_children import holds_tensors
@@ -41,12 +42,12 @@ class RecordedReplayer(Replayer):
     def replay(self, pair: Pair) -> ModuleResult:
         """As `Replayer.replay`, in the one lane that a recording has."""
         assert self.source is not None, "a recording is compared with a source model"
+        theirs = self.source_side(pair)
+        assert theirs is not None, "there is a source"
         try:
-            observed = [self._observed(pair, record) for record in self.recorded.records[pair.module]]
+            observed = [self._observed(pair, record, theirs) for record in self.recorded.records[pair.module]]
         except PorterError as error:
             return ModuleResult(pair, (), why=str(error))
-        theirs = self.source_side(pair)
-        assert theirs is not None
         result = ModuleResult(pair, self._with_past([call for call, _ in observed]))
         result.candidate_native = [seen_of(theirs.module, call.output, found, call) for call, found in observed]
         try:
@@ -93,7 +94,7 @@ class RecordedReplayer(Replayer):
             for call in result.calls
         ]
 
-    def _observed(self, pair: Pair, record: Record) -> tuple[Call, Handed]:
+    def _observed(self, pair: Pair, record: Record, theirs: Side) -> tuple[Call, Handed]:
         inputs = self.recorded.value(record.inputs)
         source_forced: dict[str, list[ForcedCall]] = {}
         found = Handed({}, {}, set())
@@ -123,7 +124,7 @@ class RecordedReplayer(Replayer):
             keep=self.recorded.keep(record),
             source_forced=source_forced if len(pair.sources) == 1 else {},
         )
-        return call, found
+        return _without_residual(call, theirs.module), found
 
     def _part(self, child: Pair, output: Any, index: int) -> Any:
         if len(child.sources) == 1:
@@ -145,3 +146,15 @@ class RecordedReplayer(Replayer):
         return self.recorded.holds_cache(pair.module) and not any(
             self.recorded.holds_cache(child.module) for child in below if child.module in records
         )
+
+
+def _without_residual(call: Call, source: nn.Module) -> Call:
+    """A norm that was given the residual to add returns (normed, sum): the sum is what the source's norm is given."""
+    output, accepts = call.output, 0
+    for parameter in inspect.signature(source.forward).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return call
+        accepts += parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    if len(call.args) <= accepts or not isinstance(output, tuple) or len(output) != 2:
+        return call
+    return replace(call, args=(output[1],), output=output[0])

@@ -22,6 +22,7 @@ from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
 from porter.alignment.roundings import other_roundings
 from porter.alignment.routing import COMBINE, Flips, flips, score_noise
+from porter.alignment.states import judged_states
 from porter.errors import PorterError
 from porter.kernels.dispatch import op_calls
 
@@ -117,7 +118,10 @@ class Replayer:
             judged_native(mine, theirs, known, self.factor, cost)
             for (mine, theirs, *_), known in zip(views, noise, strict=True)
         ]
-        result.native = [found[0] if found else None for found in result.tensors]
+        for index, (seen, oracle) in enumerate(zip(result.candidate_native, result.oracle, strict=True)):
+            ways = [sample[index].states for sample in samples]
+            result.tensors[index] += judged_states(seen.states, oracle.states, ways, self.factor)
+        result.native = [max(each, key=lambda verdict: verdict.ratio, default=None) for each in result.tensors]
 
     def _flips(self, router: nn.Module, seen: Seen, oracle: Seen, ways: Sequence[Seen]) -> Flips | None:
         if seen.choice is None or oracle.choice is None:

@@ -13,6 +13,7 @@ from porter.alignment.observation import cosine
 from porter.alignment.replay import provider_of
 from porter.alignment.report import FirstDrift, ModuleRow
 from porter.alignment.routing import COMBINE, Flips
+from porter.alignment.states import growth
 from porter.alignment.verdict import Drifted
 
 MATHEMATICS = "differs in float64: mathematics or weights, not rounding"
@@ -58,6 +59,8 @@ def _finding(result: ModuleResult, index: int) -> CallFinding:
         why = f"{flips.excess} of {count} tokens go to other experts although the scores are not near"
         shown = Verdict(COMBINE, flips.excess / count, 0.0)
         cosine = _cosine(result, index, shown, False)
+    if index == len(result.calls) - 1:
+        why = "; ".join(part for part in (why, growth(result.tensors)) if part)
     return CallFinding(result.calls[index].step, shown, over_exact or over_native or excess, why, flips, cosine)
 
 
