@@ -119,14 +119,13 @@ class Sweep:
 
     def run(self) -> Failure | None:
         """The smallest failing regime that was found; None where all pass."""
-        for length in lengths(self.extent.longest):
-            for regime in self.regimes(length):
-                outcome = self.prober.free(regime)
-                found = self._located(regime) if outcome is not None and outcome.failing else None
-                if found is not None:
-                    return found
-        ends = ((regime, self._located(regime)) for regime in self._ends())
-        return next((found for _, found in ends if found is not None), None)
+        everywhere = [regime for length in lengths(self.extent.longest) for regime in self.regimes(length)]
+        for judge, regimes in ((self.prober.free, everywhere), (self.prober.replayed_whole, self._ends())):
+            suspects = (regime for regime in regimes if failing(judge)(regime))
+            found = next(filter(None, map(self._located, suspects)), None)
+            if found is not None:
+                return found
+        return None
 
     def regimes(self, length: int) -> list[Regime]:
         """Every kind at that length, simplest first."""
@@ -137,7 +136,7 @@ class Sweep:
         """The regimes in which every module is replayed: the shortest and the longest."""
         longest = self.regimes(min(self.extent.longest, REPLAYED_LENGTH))
         shortest = [each.at(each.shortest) for each in longest if each.batch == 1 and each.length > each.shortest]
-        return [*shortest, *longest]
+        return [*shortest, *(each for each in longest if each.batch == 1 or each.padding != "none")]
 
     def _located(self, regime: Regime) -> Failure | None:
         """The smallest failing regime, from one that the alignment confirms to fail; None where it does not."""

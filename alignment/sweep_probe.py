@@ -30,6 +30,7 @@ from porter.golden.recorder import recording
 from porter.golden.store import Golden
 
 FREE, REPLAY, ALIGN = "free", "replay", "align"
+RAISES = "the candidate raises"
 
 
 class SourceCannotRun(Exception):
@@ -38,7 +39,7 @@ class SourceCannotRun(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one regime showed. `judge`: "free" (the candidate ran whole), "replay" (some modules, on the source's
+    """What one regime showed. `judge`: "free" (the candidate ran whole), "replay" (modules, on the source's
     inputs) or "align" (everything). `module` is the first over its limit, with error and limit where there are any."""
 
     regime: Regime
@@ -114,7 +115,7 @@ class Prober:
     def raises(self, regime: Regime) -> Outcome | None:
         """Whether the candidate, run whole, raises."""
         outcome = self.free(regime)
-        return outcome if outcome is None or outcome.why else replace(outcome, failing=False)
+        return outcome if outcome is None or outcome.why.startswith(RAISES) else replace(outcome, failing=False)
 
     def replayed(self, regime: Regime, modules: frozenset[str]) -> Outcome | None:
         """Whether one of `modules`, on the source's inputs, is over its budget; None: cannot be told."""
@@ -122,26 +123,33 @@ class Prober:
 
     def aligned(self, regime: Regime) -> Outcome | None:
         """Whether an alignment in that regime finds a drift; None: cannot be told."""
-        return self._judged(regime, ALIGN, lambda golden: self._aligned(regime, golden))
+        return self._judged(regime, ALIGN, lambda golden: self._aligned(regime, golden, ALIGN))
+
+    def replayed_whole(self, regime: Regime) -> Outcome | None:
+        """Whether any module, on the source's inputs, is over its budget; None: cannot be told."""
+        return self._judged(regime, REPLAY, lambda golden: self._aligned(regime, golden, REPLAY))
 
     def report(self, regime: Regime) -> Report | None:
         """The alignment in that regime; None where the source cannot run it."""
         self.aligned(regime)
         return self._reports.get(regime)
 
-    def _aligned(self, regime: Regime, golden: Golden) -> Outcome:
+    def _aligned(self, regime: Regime, golden: Golden, judge: str) -> Outcome:
         from porter.alignment.align import align
 
-        report = self._reports[regime] = align(
+        report = align(
             golden,
             self.model,
+            passes="replay" if judge == REPLAY else "all",
             modules=self.modules,
             factor=self.factor,
             correspondence=self.correspondence,
             device=self.device,
             source=self.source,
         )
-        return _of_report(regime, report)
+        if judge == ALIGN:
+            self._reports[regime] = report
+        return _of_report(regime, judge, report)
 
     def _judged(self, regime: Regime, judge: Any, judged: Callable[[Golden], Outcome]) -> Outcome | None:
         if regime in self.not_tried:
@@ -170,7 +178,10 @@ class Prober:
         try:
             found = run_whole(self.model, replayer.recorded, pairs, replayer.pairing, lambda pair: (pair.module,))
         except (*CANNOT_RUN, PorterError) as error:
-            return Outcome(regime, FREE, True, why=f"the candidate raises {line_of(error)}")
+            return Outcome(regime, FREE, True, why=f"{RAISES} {line_of(error)}")
+        if found.handed:
+            first = min(found.handed, key=lambda key: (key[1], pairs[key[0]].position))
+            return Outcome(regime, FREE, True, first[0], why="is handed other positions or another mask")
         limits = {
             key: SLACK * self.factor * least(max(dtype, compute_dtype(self.model), key=least))
             for key, dtype in found.dtypes.items()
@@ -222,13 +233,13 @@ def _replay(regime: Regime, replayer: Replayer, modules: frozenset[str]) -> Outc
     return Outcome(regime, REPLAY, False)
 
 
-def _of_report(regime: Regime, report: Report) -> Outcome:
+def _of_report(regime: Regime, judge: str, report: Report) -> Outcome:
     first = report.first_drift
     if report.verdict != "drift" or first is None:
-        return Outcome(regime, ALIGN, report.verdict == "drift")
+        return Outcome(regime, judge, report.verdict == "drift")
     row = next((r for r in report.modules if (r.module, r.step) == (first.module, first.step)), None)
     error, limit = (None, None) if row is None else (row.introduced, row.budget)
-    return Outcome(regime, ALIGN, True, first.module, error, limit)
+    return Outcome(regime, judge, True, first.module, error, limit)
 
 
 def beside(pairing: Pairing, modules: frozenset[str]) -> list[Pair]:
