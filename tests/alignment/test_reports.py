@@ -198,7 +198,8 @@ def test_html_escapes_and_fetches_nothing() -> None:
     hostile = '<script>alert("x")</script>\'"&'
     report["causes"][0]["says"] = report["modules"][4]["why"] = report["causes"][0]["kind"] = hostile
     report["causes"][0]["module"] = report["first_drift"]["module"] = report["modules"][24]["module"] = hostile
-    report["modules"][25]["module"] = f"model.layers.3.{hostile}"
+    for index, layer in ((25, 3), (26, 4)):
+        report["modules"][index]["module"] = f"model.layers.{layer}.{hostile}"
     report["sanity"] = [check(hostile, hostile, status, hostile) for status in ("invalid", "note", "uncovered", "ok")]
     report["lint"] = [{**lint(hostile), "kind": hostile, "what": hostile, "golden": hostile, "why": hostile}]
     report["modules"][4]["module"] = report["modules"][4]["provider"] = hostile
