@@ -15,11 +15,12 @@ from torch import nn
 
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
+from porter.alignment.correspondence_file import check_names
 from porter.alignment.diagnosis import causes_of_weights, drift_of
 from porter.alignment.forced_children import unforced_children
 from porter.alignment.free_pass import FreePass
 from porter.alignment.module_result import ModuleResult
-from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
+from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
 from porter.alignment.replay import Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
@@ -90,6 +91,8 @@ def align(
     """
     golden = golden if isinstance(golden, Golden) else Golden.open(golden)
     place = device_of(str(device))
+    if place.type == "meta":
+        raise PorterError("--device meta: holds no values, so nothing can be compared there")
     wanted = _passes(passes)
     pattern = selection(modules)
     advance = progress or (lambda amount: None)
@@ -104,7 +107,11 @@ def align(
             align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
         )
     assert loaded.model is not None, "a candidate is a golden or a model"
-    pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)
+    names = module_names(loaded.model)
+    if correspondence is not None:
+        check_names(correspondence, loaded.correspondence, names, {record.module for record in golden.records})
+    pairing = pair_modules(golden, names, loaded.correspondence)
+    pairs = selected(pairing, pattern)
     findings = Findings()
     source = _source(golden, source, findings, place)
     recorded = Recorded(golden, compute_dtype(loaded.model), place)
@@ -115,7 +122,6 @@ def align(
     elif "weights" in wanted and wanted == ("weights",):
         raise PorterError(findings.skipped[0].why)
     replayer = Replayer(recorded, pairing, loaded.model, source, factor)
-    pairs = [pair for pair in pairing.pairs if pattern is None or pattern.search(pair.module)]
     left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
     findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
     free = FreePass(replayer, {pair.module: pair for pair in pairs})
@@ -139,9 +145,7 @@ def _passes(passes: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PASSES if name in asked)
 
 
-def _source(
-    golden: Golden, given: nn.Module | None, findings: Findings, device: torch.device
-) -> nn.Module | None:
+def _source(golden: Golden, given: nn.Module | None, findings: Findings, device: torch.device) -> nn.Module | None:
     if given is not None:
         return given.to(device).eval()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.alignment.correspondence_file import read_correspondence
 from porter.alignment.streaming import cast, stream_of
 from porter.alignment.streaming_files import CannotStream, placeholders_for_parameters, stream_from
 from porter.checkpoint.reader import Checkpoint
@@ -72,24 +72,6 @@ def load_candidate(
     return _placed(
         text, "checkpoint", _from_checkpoint(path, dtype, trust_remote_code, torch.device(device)), table, device, dtype
     )
-
-
-def read_correspondence(given: Any) -> Correspondence | None:
-    """A Correspondence from one, from its JSON data, or from a file of it."""
-    if given is None or isinstance(given, Correspondence):
-        return given
-    where = "correspondence"
-    if isinstance(given, str | Path):
-        where = str(given)
-        try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise PorterError(f"{where}: not readable as JSON ({error})") from error
-    try:
-        return Correspondence.from_json(given)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        wanted = '[{"target": "...", "sources": ["..."], "sizes": [1]}]'
-        raise PorterError(f"{where}: expected a list like {wanted}, got trouble with {error}") from error
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:

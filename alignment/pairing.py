@@ -115,6 +115,17 @@ def selection(modules: str | None) -> re.Pattern[str] | None:
         raise PorterError(f"--modules {modules!r} is not a regular expression: {error}") from error
 
 
+def selected(pairing: Pairing, pattern: re.Pattern[str] | None) -> list[Pair]:
+    """The pairs whose name matches; PorterError where none does: nothing would be compared."""
+    pairs = [pair for pair in pairing.pairs if pattern is None or pattern.search(pair.module)]
+    if pattern is not None and not pairs:
+        names = [pair.module for pair in pairing.pairs if pair.module]
+        raise PorterError(
+            f"--modules {pattern.pattern!r}: matches none of the {len(names)} modules, such as {names[0]}, {names[-1]}"
+        )
+    return pairs
+
+
 def _nearest_above(name: str, known: dict[str, list[Pair]]) -> str | None:
     while name:
         name = name.rpartition(".")[0]

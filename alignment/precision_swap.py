@@ -74,7 +74,9 @@ def exact(module: nn.Module, leave: Collection[nn.Module] = ()) -> Iterator[None
 @contextmanager
 def _experts_one_by_one(module: nn.Module) -> Iterator[None]:
     configs = {id(each.config): each.config for each in module.modules() if hasattr(each, "config")}
-    before = [(config, config.__dict__[EXPERTS]) for config in configs.values() if EXPERTS in getattr(config, "__dict__", {})]
+    before = [
+        (config, config.__dict__[EXPERTS]) for config in configs.values() if EXPERTS in getattr(config, "__dict__", {})
+    ]
     try:
         for config, _ in before:
             config.__dict__[EXPERTS] = "eager"

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 Load = Callable[[str], Tensor]
 PLACE = "_porter_streamed"
@@ -45,8 +46,10 @@ class Stream:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name as the model should hold it, fresh and in its dtype."""
-        value = self.adopted[name]() if name in self.adopted else self.load(name)
-        return value.to(self.device, self.placeholders[name].dtype)
+        # Outside float64_mode, which would skip the rounding to the dtype that the model is stored or cast in.
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            value = self.adopted[name]() if name in self.adopted else self.load(name)
+            return value.to(self.device, self.placeholders[name].dtype)
 
     def fill(self, module: nn.Module) -> Filled:
         """Bring in what is missing at and below `module`; gives what has to be put back to let it go."""

@@ -149,9 +149,7 @@ class WeightPairing:
             discerning = self._discerning(source)
             yield replace(weight, source=source, read=read, quantized=scale is not None, discerning=discerning)
 
-    def _reader(
-        self, name: str, scale: str | None, source: str, rows: slice | None, why: str
-    ) -> Callable[[], Values]:
+    def _reader(self, name: str, scale: str | None, source: str, rows: slice | None, why: str) -> Callable[[], Values]:
         mine, known = self._mine, self._known
         # Of a model in memory the tensor itself: adopting replaces it there.
         own = partial(known.own, source) if known.stream is not None else partial(_same, known[source])
