@@ -97,12 +97,17 @@ def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
     """What a call of `module` showed, from its output and what it handed to its children."""
     choice, found = choice_of(module, output)
     if choice is None:
-        found = {label: t.detach().clone() for label, t in tensors(output, "output") if t.is_floating_point()}
+        found = {label: _as_real(t) for label, t in tensors(output, "output") if t.is_floating_point() or t.is_complex()}
         found = _first_is_output(found)
     observed = {**handed.tensors, **found}
     if call.keep is not None:
         observed = {label: real(t, call.keep) for label, t in observed.items() if _by_token(t, call.keep)}
     return Seen(observed, choice, output, frozenset(handed.called), frozenset(handed.otherwise))
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """A copy; complex numbers (rotary embeddings kept as e^i) as their two parts, in a last dimension."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().clone()
 
 
 def _first_is_output(found: Observation) -> Observation:
