@@ -13,6 +13,7 @@ from porter.kernels.cpu.provider import CpuProvider
 from porter.kernels.registry import default_registry
 
 
+@cache
 def kernels() -> KernelLibrary | None:
     """The loaded kernels, compiled at the first call; None where they cannot be."""
     library = _library()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from porter.golden.one_pass import one_pass
 from porter.golden.signs import TILE, bucket_signs, tile_signs
-from porter.golden.statistics import statistics, statistics_of
+from porter.golden.statistics import statistics
 
 SEED = 20261130
 BUCKETS = (127, 191, 251, 383, 509, 761, 1021)
@@ -43,6 +44,7 @@ class Sketch:
     exact: bool = False
 
 
+@lru_cache(maxsize=4096)
 def buckets(tensor_bytes: int) -> int | None:
     """How many buckets a tensor of so many bytes gets (at most 1/150 of its size), or None if it is stored whole."""
     fitting = [size for size in BUCKETS if size * _BYTES_PER_BUCKET <= tensor_bytes]
@@ -56,7 +58,9 @@ def project(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
     of one bucket in one tile.
     """
     measured = one_pass(tensor.detach().contiguous(), size, seed)
-    return project_by_torch(tensor, size, seed) if measured is None else measured.sums
+    if measured is None or measured.sums is None:
+        return project_by_torch(tensor, size, seed)
+    return torch.frombuffer(measured.sums, dtype=torch.float32)
 
 
 def project_by_torch(tensor: Tensor, size: int, seed: int = SEED) -> Tensor:
@@ -83,10 +87,7 @@ def sketch(tensor: Tensor, seed: int = SEED, tensor_bytes: int | None = None) ->
     if size is None or not tensor.is_floating_point():
         values = flat.to(_EXACT_DTYPE)
         return Sketch(values, float(torch.linalg.vector_norm(values)), flat.numel(), seed, exact=True)
-    measured = one_pass(flat, size, seed)
-    if measured is None:
-        return Sketch(project_by_torch(flat, size, seed), norm_of(statistics(flat)), flat.numel(), seed)
-    return Sketch(measured.sums, norm_of(statistics_of(measured.moments, flat)), flat.numel(), seed)
+    return Sketch(project(flat, size, seed), norm_of(statistics(flat)), flat.numel(), seed)
 
 
 def norm_of(stats: dict[str, Any]) -> float:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from porter.golden.one_pass import Moments, one_pass
-from porter.kernels.cpu.layout import FLOAT_CODES
 
 _LOST_SQUARE = 1e-30
 """Mean squares below this may have lost elements whose square float32 does not hold (1e-38)."""
@@ -23,29 +22,36 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
 
     Sums run in float32 for floating dtypes up to 32 bits (relative error about 1e-6), in float64 for float64, integers
     and bool; a complex tensor counts as its real and imaginary parts. If any element is NaN or infinite, or squares
-    leave the range of float32, everything is taken over the finite elements in float64. Without (finite) elements min,
+    leave the range of the sums, everything is taken over the finite elements in float64. Without (finite) elements min,
     max and mean are None.
     """
-    values = _reducible(tensor.detach())
-    if values.dtype in FLOAT_CODES and values.is_cpu:
-        values = values.contiguous()
-        measured = one_pass(values)
-        if measured is not None:
-            return statistics_of(measured.moments, values)
+    values = tensor.detach()
+    measured = None if values.is_complex() else one_pass(values.contiguous())
+    if measured is not None:
+        return statistics_of(measured.moments, values)
     return statistics_by_torch(values)
 
 
 def statistics_of(moments: Moments, values: Tensor) -> dict[str, Any]:
-    """The statistics of the floating-point tensor that has these moments."""
+    """The statistics of the tensor that has these moments."""
+    return of_moments(moments, values.numel()) if tells(moments, values.numel()) else _of_finite_elements(values)
+
+
+def tells(moments: Moments, numel: int) -> bool:
+    """Whether the statistics of ``numel`` elements follow from their moments."""
     least, greatest, total, squares = moments
-    numel = values.numel()
-    if not (math.isfinite(total) and squares < math.inf) or (squares < numel * _LOST_SQUARE and (least or greatest)):
-        return _of_finite_elements(values)
+    return math.isfinite(total + squares) and (squares >= numel * _LOST_SQUARE or not (least or greatest))
+
+
+def of_moments(moments: Moments, numel: int) -> dict[str, Any]:
+    """The statistics that follow from moments."""
+    least, greatest, total, squares = moments
     return {"min": least, "max": greatest, "mean": total / numel, "l2": math.sqrt(squares), "nan": 0, "inf": 0}
 
 
 def statistics_by_torch(values: Tensor) -> dict[str, Any]:
-    """``statistics`` of a tensor that torch can reduce, in four passes."""
+    """``statistics`` without kernels, in four passes."""
+    values = _reducible(values)
     if values.numel():
         accumulator = torch.float64 if values.dtype == torch.float64 else torch.float32
         low, high = torch.aminmax(values)
@@ -93,6 +99,7 @@ def _numbers(*scalars: Tensor) -> list[float]:
 
 
 def _of_finite_elements(values: Tensor) -> dict[str, Any]:
+    values = _reducible(values)
     finite = values[torch.isfinite(values)].double()
     counts = {"nan": int(values.isnan().sum()), "inf": int(values.isinf().sum())}
     if not finite.numel():

@@ -9,28 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import math
+from ctypes import Array, c_float
 from typing import Any, NamedTuple
 
+import torch
 from torch import Size, Tensor, dtype
 
 from porter.golden.digest import digest_of, fingerprint
 from porter.golden.format import dtype_name
 from porter.golden.node import JsonText, quoted
-from porter.golden.one_pass import one_pass
+from porter.golden.one_pass import Moments, one_pass
 from porter.golden.sketch import SEED, buckets, norm_of, project
-from porter.golden.statistics import statistics, statistics_of
+from porter.golden.statistics import of_moments, statistics, tells
 from porter.golden.writer import Writer, host_tensor
 
 
 class _Seen(NamedTuple):
-    """What is known of a content in one layout. ``sums``: of its sketch. ``whole``: its bytes are in the golden."""
+    """What is known of a content in one layout. ``print``: its fingerprint, or its digest where that was computed on a
+    device. ``sums``: of its sketch. ``whole``: its bytes are in the golden."""
 
     dtype: dtype
     shape: Size
     stride: tuple[int, ...]
-    digest: str
-    stats: dict[str, Any]
-    sums: Tensor | None
+    print: bytes | str
+    stats: Moments | dict[str, Any]
+    sums: Tensor | Array[c_float] | None
     whole: bool
 
 
@@ -67,13 +70,14 @@ class TensorEncoder:
         if number is not None:
             return f"\0{number}\0"
         self._numbers[key] = len(self._nodes) + len(self._new)
-        digest, size = digest_of(words, content.nbytes), self._buckets(content)
+        size = self._buckets(content)
         whole = not size and self._detail != "stats"
         if whole:
-            self._writer.write(content, digest)
-        stats = statistics(content) if measured is None else statistics_of(measured.moments, content)
+            self._writer.write(content, digest_of(words, content.nbytes))
+        told = measured is not None and tells(measured.moments, content.numel())
+        stats = measured.moments if measured is not None and told else statistics(content)
         sums = None if not size else project(content, size) if measured is None else measured.sums
-        return self._numbered(_Seen(*key[1:], digest, stats, sums, whole))
+        return self._numbered(_Seen(*key[1:], words, stats, sums, whole))
 
     def resolved(self, text: str) -> JsonText:
         """The text with the nodes of its tensors."""
@@ -108,17 +112,20 @@ class TensorEncoder:
         return _Seen(*layout, _digest(self._detail, tensor, stats, sums), stats, sums, False)
 
     def _node(self, seen: _Seen) -> JsonText:
-        id = None
+        id, numel = None, seen.shape.numel()
+        digest = seen.print if isinstance(seen.print, str) else digest_of(seen.print, numel * seen.dtype.itemsize)
+        stats = of_moments(seen.stats, numel) if isinstance(seen.stats, Moments) else seen.stats
         if seen.whole:
-            id = self._writer.entry(seen.digest, seen.dtype, seen.shape).id
+            id = self._writer.entry(digest, seen.dtype, seen.shape).id
         elif seen.sums is not None:
-            norm = norm_of(seen.stats)
-            about = {"norm": None if math.isnan(norm) else norm, "numel": seen.shape.numel(), "seed": SEED}
-            id = self._writer.store(seen.sums, about).id
-        stats = ", ".join(f'"{name}": {"null" if value is None else repr(value)}' for name, value in seen.stats.items())
+            norm = norm_of(stats)
+            about = {"norm": None if math.isnan(norm) else norm, "numel": numel, "seed": SEED}
+            sums = seen.sums if isinstance(seen.sums, Tensor) else torch.frombuffer(seen.sums, dtype=torch.float32)
+            id = self._writer.store(sums, about).id
+        told = ", ".join([f'"{name}": {"null" if value is None else repr(value)}' for name, value in stats.items()])
         return (
             f'{{"tensor": {quoted(id)}, "dtype": "{dtype_name(seen.dtype)}", "shape": {list(seen.shape)}, '
-            f'"stride": {list(seen.stride)}, "digest": "{seen.digest}", "stats": {{{stats}}}}}'
+            f'"stride": {list(seen.stride)}, "digest": "{digest}", "stats": {{{told}}}}}'
         )
 
 

@@ -31,8 +31,8 @@ from porter.golden.format import (
     read_json,
     write_json,
 )
-from porter.golden.schema import read_records, read_stored
 from porter.golden.node import JsonText, json_text, quoted
+from porter.golden.schema import read_records, read_stored
 from porter.golden.store import summary
 
 _BUFFER = 1 << 16

@@ -5,6 +5,7 @@
 // All sums are taken by tiles of a fixed size and the tiles added in order, so no result depends on the thread count.
 #include "abi.h"
 
+#include <type_traits>
 #include <vector>
 
 namespace porter {
@@ -99,9 +100,31 @@ struct Moments {
   double largest() const { return std::fmax(greatest, maximum(high)); }
 };
 
-// Sums run in float32 over 1024 elements (a few roundings per lane), then in float64.
+template <typename T>
+double to_double(T x) { return static_cast<double>(x); }
+double to_double(bf16 x) { return to_float(x); }
+
+// Every sum in float64.
+template <typename T>
+void add_moments_in_double(Moments& moments, const T* x, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) {
+    double v = to_double(x[i]);
+    moments.total += v;
+    moments.squares += v * v;
+    moments.least = v < moments.least ? v : moments.least;
+    moments.greatest = v > moments.greatest ? v : moments.greatest;
+  }
+}
+
 template <typename T>
 void add_moments(Moments& moments, const T* x, int64_t size) {
+  add_moments_in_double(moments, x, size);
+}
+
+// Sums run in float32 over 1024 elements (a few roundings per lane), then in float64; in float64 throughout where a
+// square or a sum leaves the range of float32.
+template <typename T>
+void add_float_moments(Moments& moments, const T* x, int64_t size) {
   constexpr int64_t kRun = 1024;
   for (int64_t start = 0; start < size; start += kRun) {
     int64_t run = smaller(kRun, size - start), i = 0;
@@ -114,17 +137,16 @@ void add_moments(Moments& moments, const T* x, int64_t size) {
         moments.low = vmin(moments.low, v);
         moments.high = vmax(moments.high, v);
       }
-    moments.total += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    moments.squares += sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-    for (; i < run; ++i) {
-      double v = to_float(x[start + i]);
-      moments.total += v;
-      moments.squares += v * v;
-      moments.least = v < moments.least ? v : moments.least;
-      moments.greatest = v > moments.greatest ? v : moments.greatest;
-    }
+    float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    float square = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    bool held = std::isfinite(total) && std::isfinite(square);
+    moments.total += held ? total : 0;
+    moments.squares += held ? square : 0;
+    add_moments_in_double(moments, x + start + (held ? i : 0), held ? run - i : run);
   }
 }
+void add_moments(Moments& moments, const float* x, int64_t size) { add_float_moments(moments, x, size); }
+void add_moments(Moments& moments, const bf16* x, int64_t size) { add_float_moments(moments, x, size); }
 
 static inline uint32_t bits_from(const unsigned char* bits, int64_t place) {
   uint32_t word;
@@ -193,6 +215,21 @@ void hash_tree(void* words, std::vector<uint64_t>& leaves, const unsigned char* 
   std::memcpy(words, leaves.data(), kWords);
 }
 
+// The codes of one_pass.py.
+template <typename Body>
+static inline void dispatch_any(int32_t code, Body body) {
+  switch (code) {
+    case 0: return body(float{});
+    case 1: return body(bf16{});
+    case 2: return body(int8_t{});
+    case 3: return body(uint8_t{});
+    case 4: return body(int16_t{});
+    case 5: return body(int32_t{});
+    case 6: return body(int64_t{});
+    default: return body(double{});
+  }
+}
+
 static inline int64_t leaves_of(int64_t bytes) { return bytes == 0 ? 1 : divide_up(bytes, kBlock); }
 
 // A tile block by block, so that each is read from memory once. leaves: the hashes of its blocks.
@@ -226,7 +263,7 @@ PORTER_EXPORT void porter_fingerprint(void* words, const void* data, const void*
 }
 
 // words, keys: as porter_fingerprint. moments: minimum, maximum, sum and sum of squares; where the last two are
-// not finite, an element is not or its square overflowed. folded, unless null: `buckets` float64 sums. signs: kTile bits
+// not finite, an element is not. folded, for float32 and bfloat16 unless null: `buckets` float32 sums. signs: kTile bits
 // and 4 spare bytes. flips: for each tile, a row of divide_up(buckets, 8) bytes whose bit j says that bucket j of the
 // tile is subtracted.
 PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, const void* data, const void* keys,
@@ -236,7 +273,7 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
   int64_t tiles = divide_up(size, kTile), row = divide_up(buckets, 8);
   std::vector<Moments> partial(tiles);
   std::vector<double> sums(folded == nullptr ? 0 : tiles * buckets);
-  dispatch(dtype, [&](auto tag) {
+  dispatch_any(dtype, [&](auto tag) {
     using T = decltype(tag);
     std::vector<uint64_t> leaves(leaves_of(size * sizeof(T)) * kKeys);
 #pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1) schedule(static)
@@ -245,9 +282,10 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
       int64_t here = smaller(kTile, size - tile * kTile);
       uint64_t* hashes = leaves.data() + tile * kTile * sizeof(T) / kBlock * kKeys;
       measure_tile(partial[tile], hashes, x, here, static_cast<const unsigned char*>(keys));
-      if (folded != nullptr)
-        fold_tile(sums.data() + tile * buckets, x, here, buckets, tile * kTile % buckets,
-                  static_cast<const unsigned char*>(signs));
+      if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, float>)
+        if (folded != nullptr)
+          fold_tile(sums.data() + tile * buckets, x, here, buckets, tile * kTile % buckets,
+                    static_cast<const unsigned char*>(signs));
     }
     hash_tree(words, leaves, static_cast<const unsigned char*>(keys));
   });
@@ -261,8 +299,7 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
   double* out = static_cast<double*>(moments);
   out[0] = least, out[1] = greatest, out[2] = total, out[3] = squares;
   if (folded == nullptr) return;
-  double* y = static_cast<double*>(folded);
-  for (int64_t j = 0; j < buckets; ++j) y[j] = 0;
+  std::vector<double> y(buckets);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const unsigned char* flip = static_cast<const unsigned char*>(flips) + tile * row;
     for (int64_t j = 0; j < buckets; ++j) {
@@ -270,4 +307,5 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
       y[j] += (flip[j >> 3] >> (j & 7)) & 1 ? -s : s;
     }
   }
+  for (int64_t j = 0; j < buckets; ++j) static_cast<float*>(folded)[j] = static_cast<float>(y[j]);
 }
