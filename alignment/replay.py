@@ -167,7 +167,20 @@ class Replayer:
 
     def rounded(self, module: nn.Module, leave: Sequence[nn.Module] = ()) -> AbstractContextManager[None]:
         """The source in the candidate's own precision while the context lasts."""
-        return swapped(module, self._to_native, leave)
+        kept = self._pinned()
+        return swapped(module, lambda t: t if id(t) in kept else self._to_native(t), leave)
+
+    def _pinned(self) -> set[int]:
+        """The source's tensors that its class keeps in float32 whatever its dtype, and the candidate does as well."""
+        source, eps = self.source, torch.finfo(self.recorded.dtype).eps
+        pins = tuple(getattr(source, "_keep_in_fp32_modules_strict", None) or ())
+        if source is None or not pins:
+            return set()
+        held = dict(source.named_parameters()) | dict(source.named_buffers())
+        mine = [*self.candidate.named_parameters(), *self.candidate.named_buffers()]
+        wide = [name for name, t in mine if t.is_floating_point() and torch.finfo(t.dtype).eps < eps]
+        names = {source_name for name in wide for source_name in self.pairing.correspondence.source_of(name)}
+        return {id(held[name]) for name in names & held.keys() if any(pin in name for pin in pins)}
 
     @contextmanager
     def rounding_activations(self, source: nn.Module) -> Iterator[None]:
