@@ -22,6 +22,7 @@ from porter.alignment.free_pass import FreePass
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
+from porter.alignment.replaced_layers import replaced_layers
 from porter.alignment.replay import Replayer, replay_all
 from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
 from porter.alignment.rows import drifts_of, rows_of
@@ -172,6 +173,7 @@ def _compare_weights(
             findings.weights.append(judged.settled())
     release(candidate, source)
     if asked:
+        findings.drifts += replaced_layers(findings.weights, pairing)
         findings.drifts += drifted_weights(findings.weights, pairing)
         findings.skipped += skipped_weights([judged.row for judged in findings.weights])
 
