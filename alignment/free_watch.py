@@ -177,11 +177,9 @@ class Watch:
     def _note_flips(self, module: nn.Module, output: Any, golden: Any) -> None:
         mine, _ = choice_of(module, output)
         theirs, _ = choice_of(module, golden)
-        if mine is None or theirs is None or mine.experts.shape != theirs.experts.shape:
+        flipped = None if mine is None or theirs is None else mine.flipped(theirs)
+        if flipped is None:
             return
-        count = max(mine.count, theirs.count)
-        sets = [type(c)(c.experts.cpu(), count, None).sets() for c in (mine, theirs)]
-        flipped = (sets[0] != sets[1]).any(dim=1)
         self.found.flipped_tokens += int(flipped.sum())
         shape = self._shape(flipped)
         self._flipped = flipped.view(shape) if self._flipped is None else self._flipped | flipped.view(shape)

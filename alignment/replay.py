@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.budget import EXACT, Noise, judged_exact, judged_native, measured
+from porter.alignment.budget import EXACT, judged_exact, judged_native, measured
 from porter.alignment.calls import Call, Recorded, source_module
+from porter.alignment.comparable import comparable, no_less_than_typical
 from porter.alignment.forced_children import force_alike, force_holding_weights
 from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
 from porter.alignment.module_result import ModuleResult
-from porter.alignment.observation import Observation, tensors
+from porter.alignment.observation import tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
 from porter.alignment.roundings import other_roundings
-from porter.alignment.routing import COMBINE, Flips, flips, score_noise
+from porter.alignment.routing import Flips, flips, score_noise
 from porter.alignment.states import judged_states
 from porter.errors import PorterError
 from porter.kernels.dispatch import op_calls
@@ -110,17 +110,17 @@ class Replayer:
             ways = [sample[index] for sample in samples]
             flipped = self._flips(router, seen, oracle, ways)
             result.flips.append(flipped)
-            views.append(_comparable(seen, oracle, ways, flipped))
+            views.append(comparable(seen, oracle, ways, flipped))
             noise.append(measured(views[-1][1], views[-1][2:]))
         if len(samples) > 1:
-            noise = [_no_less_than_typical(each, noise) for each in noise]
+            noise = [no_less_than_typical(each, noise) for each in noise]
         result.tensors = [
             judged_native(mine, theirs, known, self.factor, cost)
             for (mine, theirs, *_), known in zip(views, noise, strict=True)
         ]
         for index, (seen, oracle) in enumerate(zip(result.candidate_native, result.oracle, strict=True)):
-            ways = [sample[index].states for sample in samples]
-            result.tensors[index] += judged_states(seen.states, oracle.states, ways, self.factor)
+            kept = [sample[index].states for sample in samples]
+            result.tensors[index] += judged_states(seen.states, oracle.states, kept, self.factor)
         result.native = [max(each, key=lambda verdict: verdict.ratio, default=None) for each in result.tensors]
 
     def _flips(self, router: nn.Module, seen: Seen, oracle: Seen, ways: Sequence[Seen]) -> Flips | None:
@@ -220,7 +220,7 @@ class Replayer:
         return rounded_activations(calls) if quantizes_activations(module) == "linear" else calls
 
 
-def replay_all(replayer: Replayer, pairs: Sequence[Pair], advance: Callable[[int], None]) -> Iterator[ModuleResult]:
+def replay_all(replayer: Replayer, pairs: Iterable[Pair], advance: Callable[[int], None]) -> Iterator[ModuleResult]:
     """The results in execution order, one at a time: nothing of a module is kept once the next is asked for."""
     for pair in pairs:
         yield replayer.replay(pair)
@@ -250,29 +250,6 @@ def _position_scale(calls: Sequence[Call]) -> float:
                 highest = max(highest, float(tensor.max())) if tensor.numel() else highest
     has_positions_alone = all(not call.forced for call in calls)
     return highest if has_positions_alone else 1.0
-
-
-def _comparable(seen: Seen, oracle: Seen, ways: Sequence[Seen], flipped: Flips | None) -> list[Observation]:
-    """The tensors of all, without the weights of tokens with other experts: they cannot agree, and a flip is judged by
-    its margin."""
-    views = [seen.tensors, oracle.tensors, *(way.tensors for way in ways)]
-    if flipped is None or oracle.choice is None:
-        return views
-    same = ~flipped.flipped
-    for way in ways:
-        if way.choice is not None:
-            same = same & ~(way.choice.sets() != oracle.choice.sets()).any(dim=1)
-    return [_unflipped(view, same) for view in views]
-
-
-def _no_less_than_typical(noise: Mapping[str, Noise], every: Sequence[Mapping[str, Noise]]) -> dict[str, Noise]:
-    """A small tensor may by luck round to nearly nothing in one call: its noise is that of the median call at least."""
-    typical = {label: median(each[label].error for each in every if label in each) for label in noise}
-    return {label: replace(own, error=max(own.error, typical[label])) for label, own in noise.items()}
-
-
-def _unflipped(view: Observation, same: Tensor) -> Observation:
-    return {label: t[same] if label == COMBINE and t.shape[0] == same.shape[0] else t for label, t in view.items()}
 
 
 def line_of(error: Exception) -> str:

@@ -26,6 +26,14 @@ class Choice:
         chosen = torch.zeros(self.experts.shape[0], self.count, dtype=torch.bool, device=self.experts.device)
         return chosen.scatter_(1, self.experts, True)
 
+    def flipped(self, other: Choice) -> Tensor | None:
+        """Boolean [T], on the CPU: which tokens go to other experts; None where the two are of other tokens."""
+        if self.experts.shape != other.experts.shape:
+            return None
+        count = max(self.count, other.count)
+        mine, theirs = (Choice(each.experts.cpu(), count, None).sets() for each in (self, other))
+        return (mine != theirs).any(dim=1)
+
 
 @dataclass(frozen=True)
 class Flips:

@@ -1,4 +1,4 @@
-"""Outliers among siblings: a fault within the budget that no other layer shows, and legitimate roundings that are none."""
+"""Outliers among siblings: a fault within the budget that no other layer shows; legitimate roundings are none."""
 
 from __future__ import annotations
 

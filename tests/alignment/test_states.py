@@ -24,7 +24,7 @@ ATTENTION = "model.layers.1.self_attn"
 def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     torch.set_num_threads(1)
     model = qwen2(layers=2)
-    return model, golden_of(model, tmp_path_factory.mktemp("states") / "golden", new_tokens=5)
+    return model, golden_of(model, tmp_path_factory.mktemp("states") / "golden", new_tokens=4)
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +228,18 @@ def test_growth_is_the_slope_over_the_steps() -> None:
     calls = [[Verdict("state.keys", 0.1 * k, 1.0, 0.01)] for k in range(1, 6)]
     assert "keys 0.1 -> 0.5 over 5 steps, +0.1 a step where rounding makes" in growth(calls)
     assert growth(calls[:3]) == ""
+
+
+def test_a_mask_that_lets_everything_through_is_the_fault_of_the_layer_that_hands_it_on(dense: Any) -> None:
+    model, golden = dense
+    candidate = bfloat16(model)
+    layer = candidate.model.layers[1]
+    forward = layer.forward
+
+    def unmasked(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **(kwargs | {"attention_mask": torch.zeros_like(kwargs["attention_mask"])}))
+
+    layer.forward = unmasked
+    report = checked(align(golden, candidate))
+    assert (report.first_drift.module, report.first_drift.tensor) == ("model.layers.1", "self_attn.attention_mask")
+    assert drifting(report) == {"model.layers.1"}
