@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from porter.cli.output import JsonOption, emit
+from porter.cli.output import JsonOption, emit, progress, say
 
 
 def adapt(
@@ -42,19 +44,22 @@ def adapt(
         raise PorterError("--calibration: no scheme of this target takes calibration data; leave it out")
     if workers < 1:
         raise PorterError(f"--workers {workers}: must be at least 1")
-    port = run(
-        model,
-        target,
-        scheme=scheme,
-        dtype=dtype,
-        output=output,
-        weights=weights,
-        plan=plan,
-        strict=strict,
-        workers=workers,
-        reference_only=tuple(filter(None, reference_only.split(","))),
-        allow_nonfinite=allow_nonfinite,
-    )
+    with _conversion() as converted:
+        port = run(
+            model,
+            target,
+            scheme=scheme,
+            dtype=dtype,
+            output=output,
+            weights=weights,
+            plan=plan,
+            strict=strict,
+            workers=workers,
+            reference_only=tuple(filter(None, reference_only.split(","))),
+            allow_nonfinite=allow_nonfinite,
+            notify=say,
+            progress=converted,
+        )
     result: dict[str, Any] = {
         "plan": port.plan.to_json(),
         "proof": port.source.proof.errors,
@@ -62,6 +67,23 @@ def adapt(
     }
     emit(result, json_output, lambda console: _render(console, result))
     return 0
+
+
+@contextlib.contextmanager
+def _conversion() -> Iterator[Callable[[int, int, str], None]]:
+    """Progress of a conversion, shown from its first report on, which says how many bytes there are."""
+    with contextlib.ExitStack() as shown:
+        advance: Callable[[int], None] | None = None
+        before = 0
+
+        def converted(done: int, total: int, name: str) -> None:
+            nonlocal advance, before
+            if advance is None:
+                advance = shown.enter_context(progress("converting, bytes", total))
+            advance(done - before)
+            before = done
+
+        yield converted
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.checkpoint.convert import Progress
 from porter.chips.catalogue import Chip, load_catalogue
 from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
@@ -178,27 +180,35 @@ def adapt(
     workers: int = 1,
     reference_only: tuple[str, ...] = (),
     allow_nonfinite: bool = False,
+    notify: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Port:
     """Port `model` to chip `target` and, unless `plan`, write the directory `output`.
 
-    `weights` names the checkpoint when `model` is a preset without one. Raises PorterError for bad input and Refusal
-    when the proof or a kernel's check fails or, with `strict`, when an Op has no native provider.
+    `weights` names the checkpoint when `model` is a preset without one. `notify` is told what begins, `progress` how
+    far the conversion is. Raises PorterError for bad input and Refusal when the proof or a kernel's check fails or, with
+    `strict`, when an Op has no native provider.
     """
     known = {name for op in default_registry().ops for name in (op[0], "/".join(op))}
     unknown = [name for name in reference_only if name not in known]
     if unknown:
         raise PorterError(f"--reference-only {unknown[0]}: is no Op; see `porter chips cpu --ops`")
+    if output is None and not plan:
+        raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
+    if output is not None and not plan:
+        refuse_occupied(Path(output))
+    tell = notify or (lambda message: None)
+    tell(f"porting {model} to {target}, and proving the port in float64 ...")
     port = plan_port(str(model), target, scheme=scheme, dtype=dtype)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
     if strict and fallbacks:
         raise Refusal(f"--strict: no native provider for {', '.join(fallbacks)}")
-    if plan:
+    if plan or output is None:
         return port
-    if output is None:
-        raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
     from porter.export import export
 
     native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
+    tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
     checks = check_kernels(default_registry(), port.chip, native, port.dtype)
     return export(
         dataclasses.replace(port, checks=checks),
@@ -207,4 +217,11 @@ def adapt(
         workers=workers,
         reference_only=reference_only,
         allow_nonfinite=allow_nonfinite,
+        progress=progress,
     )
+
+
+def refuse_occupied(output: Path) -> None:
+    """Raise PorterError for an output that exists and is not an empty directory."""
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise PorterError(f"{output}: already exists and is not empty; name another --output or remove it")

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from porter import __version__
-from porter.adaptation import Port
-from porter.checkpoint.convert import Output, convert
+from porter.adaptation import Port, refuse_occupied
+from porter.checkpoint.convert import Output, Progress, convert
 from porter.checkpoint.reader import Checkpoint
 from porter.checkpoint.validate import check_against
 from porter.checkpoint.writer import CheckpointWriter, TensorPlan
@@ -66,15 +66,14 @@ def export(
     workers: int = 1,
     reference_only: tuple[str, ...] = (),
     allow_nonfinite: bool = False,
-    progress: Any = None,
+    progress: Progress | None = None,
 ) -> Port:
     """Convert the weights of checkpoint `weights` shard by shard and write `output`, moved into place at the end.
 
     Without weights (a preset that has none) the code, the plan and the conversion recipe are written. Raises
     PorterError when the output exists, or the checkpoint's tensors are not what its config needs.
     """
-    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
-        raise PorterError(f"{output}: already exists and is not empty; name another --output or remove it")
+    refuse_occupied(output)
     ported = port.skeleton()
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if port.reference.config.tie_word_embeddings else {}
     plan = recipes(ported, port.correspondence, port.layout, tied, port.dtype)

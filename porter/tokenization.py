@@ -30,7 +30,7 @@ def tokenizer_of(directory: str | Path) -> Any:
 def encode(tokenizer: Any, text: str) -> torch.Tensor:
     """Token ids [1, length] of `text`. Raises PorterError for a text without tokens, and a tokenizer that fails."""
     try:
-        ids = tokenizer(text, return_tensors="pt").input_ids
+        ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids
     except Exception as error:  # as above: some faults of the files show only here
         raise PorterError(
             f"{tokenizer.name_or_path}: its tokenizer files fail on this text ({type(error).__name__}: {error}); copy "

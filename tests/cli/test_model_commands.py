@@ -62,12 +62,14 @@ def test_models_lists_families(porter: Any) -> None:
 
 
 REFUSED = [
-    (("adapt", "no-such-model", "--target", "cpu"), "no-such-model"),
-    (("adapt", "qwen3-8b", "--target", "abacus"), "abacus"),
+    (("adapt", "no-such-model", "--target", "cpu", "--plan"), "no-such-model"),
+    (("adapt", "qwen3-8b", "--target", "abacus", "--plan"), "abacus"),
     (("adapt", "qwen3-8b", "--target", "ascend", "--plan"), "no op provider for ascend-910b"),
     (("adapt", "qwen3-8b", "--target", "cpu", "--tp", "8"), "--tp and --ep"),
-    (("adapt", "qwen3-8b", "--target", "cpu", "--scheme", "w3"), "--scheme w3"),
+    (("adapt", "qwen3-8b", "--target", "cpu", "--scheme", "w3", "--plan"), "--scheme w3"),
     (("adapt", "tiny-qwen3"), "target"),
+    (("adapt", "tiny-qwen3", "--target", "cpu"), "--output is missing"),
+    (("adapt", "no-such-model", "--target", "cpu", "--output", Path(__file__).parent), "already exists and is not empty"),
     (("run", "nowhere"), "nowhere/port.json: not found"),
     (("run", "nowhere", "x", "--new-tokens", "0"), "--new-tokens 0"),
     (("bench", "nowhere", "--new-tokens", "1"), "--new-tokens at least 2"),
