@@ -120,8 +120,8 @@ def _label(shown: Sequence[ModuleSummary], scale: Scale) -> Iterator[str]:
             place = f'x="{x + (-12 if left else 12):.1f}" y="{max(y + 4, TOP + 12):.1f}"'
             anchor = "end" if left else "start"
             name = summary.module or "(model)"
-            shown = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
-            yield f'<text class="fault" {place} text-anchor="{anchor}">{escape(shown)}</text>'
+            told = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+            yield f'<text class="fault" {place} text-anchor="{anchor}">{escape(told)}</text>'
             return
 
 

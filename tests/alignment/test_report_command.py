@@ -19,6 +19,7 @@ from porter.cli.app import run
         (["--factor", "nan"], "--factor: nan must be at least 1"),
         (["--html", "{missing}/report.html"], "no such directory"),
         (["--junit", "{here}"], "is a directory"),
+        (["--sarif", "{missing}/findings.sarif"], "no such directory"),
         ([], "porter:"),
     ],
 )
