@@ -12,7 +12,6 @@ from porter.cli.app import run
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--sweep"], "--sweep is not built yet"),
         (["--pass", "everything"], "--pass: 'everything' is no pass; choose one of weights"),
         (["--dtype", "int9"], "--dtype: 'int9' is no precision"),
         (["--factor", "0.5"], "--factor: 0.5 must be at least 1"),
