@@ -20,8 +20,8 @@ from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact
 from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import Cause
-from porter.alignment.verdict import owner_of
 from porter.alignment.streaming import Tensors, reach
+from porter.alignment.verdict import owner_of
 from porter.alignment.weights import JudgedWeight
 
 BIAS = "e_score_correction_bias"
@@ -64,6 +64,7 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
         quantized=quantized,
         dtype=replayer.recorded.dtype,
         keep=[call.keep for call in calls],
+        forced=frozenset(forced),
         elsewhere=_elsewhere(replayer.source, result.pair),
         run_candidate=_again(replayer, mine, calls, lane),
         run_module=_runner(side, calls, forced),

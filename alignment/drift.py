@@ -62,6 +62,8 @@ class Drift:
     """What the candidate computes in."""
     keep: Sequence[Tensor | None] = ()
     """Per recorded call which positions [B, S] hold tokens (of the others nothing is observed); None: all."""
+    forced: frozenset[str] = frozenset()
+    """Children that are given their recorded outputs on both sides: nothing inside them brings this drift about."""
     run_candidate: Callable[[], list[Observation]] | None = field(repr=False, default=None)
     """Runs the candidate once more, as it ran for `candidate_output`."""
     run_module: Run = field(repr=False, default=lambda module, inputs: [])

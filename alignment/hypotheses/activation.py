@@ -68,7 +68,7 @@ def is_activation(module: nn.Module) -> bool:
 
 def _trials(drift: Drift) -> Iterator[Trial]:
     source = drift.source_module
-    found = [(path, _own_name(part.act_fn), part) for path, part in activated(source)]  # type: ignore[arg-type]
+    found = [(path, _own_name(part.act_fn), part) for path, part in activated(source, drift.forced)]  # type: ignore[arg-type]
     if is_activation(source):
         found.append(("", _own_name(source), source))
     for path, own, part in found:

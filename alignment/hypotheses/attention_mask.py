@@ -42,13 +42,16 @@ def with_rule(rule: Rule) -> Callable[[tuple[Any, ...], dict[str, Any]], Inputs]
 
 
 def _mask_trials(drift: Drift) -> Iterator[Trial]:
-    if attentions(drift.source_module):
-        for words, rule in RULES:
+    found = attentions(drift.source_module, drift.forced)
+    windowed = any(getattr(attention, "sliding_window", None) is not None for _, attention in found)
+    if found:
+        # Where the source has a window, the causal rule alone is the window ignored.
+        for words, rule in RULES[:-1] if windowed else RULES:
             yield Trial("attention-mask", words[0].upper() + words[1:], inputs=with_rule(rule))
 
 
 def _padding_trials(drift: Drift) -> Iterator[Trial]:
-    if any(keep is not None for keep in drift.keep) and attentions(drift.source_module):
+    if any(keep is not None for keep in drift.keep) and attentions(drift.source_module, drift.forced):
         says = "Padded positions are attended to, only the causal rule applies: hide them by the attention mask"
         yield Trial("padding-rows", says, inputs=with_rule(lambda q, k: k <= q))
 
@@ -66,7 +69,7 @@ def _longest(drift: Drift) -> int:
 
 
 def _window_trials(drift: Drift) -> Iterator[Trial]:
-    for path, attention in attentions(drift.source_module):
+    for path, attention in attentions(drift.source_module, drift.forced):
         own = getattr(attention, "sliding_window", None)
         configured = getattr(getattr(attention, "config", None), "sliding_window", None)
         if own is not None:

@@ -68,12 +68,13 @@ class AttentionScale:
 
     def applies(self, drift: Drift) -> bool:
         """Whether there is a softmax attention in the module."""
-        return bool(attentions(drift.source_module))
+        return bool(attentions(drift.source_module, drift.forced))
 
     def explain(self, drift: Drift) -> Cause | None:
         """The scale that comes closest to the candidate."""
         outcomes = [
-            self._named(drift, *found) or self._solved(drift, *found) for found in attentions(drift.source_module)
+            self._named(drift, *found) or self._solved(drift, *found)
+            for found in attentions(drift.source_module, drift.forced)
         ]
         return cause(drift, min(outcomes, key=lambda outcome: outcome.after, default=None))
 

@@ -78,7 +78,7 @@ def _weighed_by(path: str, weigh: Weigh) -> Change:
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, attention in attentions(drift.source_module):
+    for path, attention in attentions(drift.source_module, drift.forced):
         if names_global(attention, INTERFACES):
             for words, weigh in WEIGHTS:
                 says = f"In the attention {words}: take one softmax over the keys that a query may see"

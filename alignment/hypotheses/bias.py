@@ -23,7 +23,7 @@ def _scaled(name: str, factor: float) -> Callable[[nn.Module], None]:
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in parts(drift.source_module):
+    for path, part in parts(drift.source_module, drift.forced):
         bias = part._parameters.get("bias")
         if bias is None or not bias.any():
             continue

@@ -16,6 +16,8 @@ from porter.alignment.hypotheses.relation import Finding, Parameter, ParameterHy
 
 SHAPES = ((128, 128), (1, 128), (128, 1), (64, 64), (1, 64), (1, 32), (32, 32), (1, 16), (16, 16), (1, 8), (8, 8))
 """Block shapes [rows, columns] in use: fp8 checkpoints 128 x 128, grouped int4 1 x 128 or 1 x 32, nvfp4 1 x 16."""
+SAME_SET = 0.05
+"""Two sets of scales that differ by less, relative, are one: quantized values tell their scale only so well."""
 FEWEST = 2
 """Blocks that a weight must have along a dimension for their arrangement to mean anything."""
 
@@ -128,6 +130,39 @@ def _misread(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
                 yield Finding(kind, after, says)
 
 
+def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
+    """The scales in use are those of the source in another order: they were not moved along with the codes."""
+    for source, candidate in _matrices(parameter):
+        shape = (source.shape[0], source.shape[1])
+        for block in ((1, shape[1]), *SHAPES):
+            scales = block_scales(source, block)
+            if scales.numel() < 2 * FEWEST or _even(scales):
+                continue
+            each = expanded(scales, block, shape).clamp_min(1e-300)
+            square = _summed((source / each).square(), block)
+            used = _summed(source / each * candidate / each, block) / square.clamp_min(1e-300) * scales
+            ranked, wanted = used.flatten().sort()[0], scales.flatten().sort()[0]
+            factor = factor_of(wanted, ranked)
+            if not float((ranked - factor * wanted).norm()) < SAME_SET * float(ranked.norm()):
+                continue
+            unit = "rows" if block[0] == 1 and block[1] == shape[1] else f"{block[0]} x {block[1]} blocks"
+            says = (
+                f"The scales of {parameter.name}'s {unit} are the right ones in another order: "
+                "permute them along with the codes"
+            )
+            predicted = source * expanded(used, block, shape) / each
+            yield Finding("weight-permuted", relative(predicted, candidate), says)
+            return
+
+
+def _summed(values: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Sums over the blocks."""
+    rows, columns = values.shape
+    padded = torch.nn.functional.pad(values, (0, -columns % block[1], 0, -rows % block[0]))
+    total: torch.Tensor = padded.unflatten(0, (-1, block[0])).unflatten(-1, (-1, block[1])).sum((1, 3))
+    return total
+
+
 def _matrices(parameter: Parameter) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The parameter [R, C], or the first of a stack of experts whose values differ."""
     source, candidate = parameter.source, parameter.candidate
@@ -144,4 +179,5 @@ def _even(scales: torch.Tensor) -> bool:
     return float((scales - scales.mean()).norm()) < 1e-3 * float(scales.norm())
 
 
+EXCHANGED = ParameterHypothesis(("weight-permuted",), _exchanged)
 MISREAD_SCALES = ParameterHypothesis(("scale-transposed", "scale-block-shape", "scale-missing"), _misread)

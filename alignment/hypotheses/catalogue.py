@@ -81,6 +81,7 @@ PARAMETERS: tuple[Hypothesis, ...] = (
     parameter_scale.RATIO,
     parameter_scale.OFFSET,
     block_scales.MISREAD_SCALES,
+    block_scales.EXCHANGED,
     zero_point.HYPOTHESIS,
 )
 """Wrong values of a parameter, recognised from the values alone."""
@@ -109,8 +110,8 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
     norm_weight.HYPOTHESIS,
     norm_precision.HYPOTHESIS,
     attention_mask.PADDING,
-    attention_mask.MASK,
     attention_mask.WINDOW,
+    attention_mask.MASK,
     attention_softmax.HYPOTHESIS,
     kv_cache.STALE,
     kv_cache.NARROW,

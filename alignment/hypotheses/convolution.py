@@ -89,7 +89,7 @@ def _late_update(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, mixer in recurrences(drift.source_module):
+    for path, mixer in recurrences(drift.source_module, drift.forced):
         if not names_global(mixer, PREFILL):
             continue
         taps = int(getattr(mixer, "conv_kernel_size", 4))

@@ -25,7 +25,7 @@ def _reindex(path: str, order: torch.Tensor, names: tuple[str, ...]) -> Callable
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in experts(drift.source_module):
+    for path, part in experts(drift.source_module, drift.forced):
         index = torch.arange(part.get_parameter("gate_up_proj").shape[0])
         for shift in (1, -1):
             says = f"Expert i is reached as i {-shift:+d}: the experts are counted from another origin"

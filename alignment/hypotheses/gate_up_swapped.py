@@ -61,11 +61,11 @@ def _change_experts(path: str, relation: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in parts(drift.source_module):
+    for path, part in parts(drift.source_module, drift.forced):
         if {"gate_proj", "up_proj"} <= part._modules.keys():
             yield Trial("gate-up-swapped", SWAPPED, _swap_children(path), part=path)
             yield Trial("gate-up-swapped", INTERLEAVED, _interleave_children(path), part=path)
-    for path, _ in experts(drift.source_module):
+    for path, _ in experts(drift.source_module, drift.forced):
         yield Trial("gate-up-swapped", f"In every expert: {SWAPPED}", _change_experts(path, swap_halves), part=path)
         yield Trial("gate-up-swapped", f"In every expert: {INTERLEAVED}", _change_experts(path, interleave_halves))
 

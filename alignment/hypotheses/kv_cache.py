@@ -102,7 +102,7 @@ def _stored(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change
 
 
 def _stale_trials(drift: Drift) -> Iterator[Trial]:
-    for path, attention in attentions(drift.source_module):
+    for path, attention in attentions(drift.source_module, drift.forced):
         if not names_global(attention, INTERFACES):
             continue
         for words, read in SHORTENED:
@@ -115,7 +115,7 @@ def _stale_trials(drift: Drift) -> Iterator[Trial]:
 
 
 def _narrow_trials(drift: Drift) -> Iterator[Trial]:
-    for path, attention in attentions(drift.source_module):
+    for path, attention in attentions(drift.source_module, drift.forced):
         if names_global(attention, INTERFACES):
             for form in EIGHTHS:
                 says = f"Keys and values are stored as {form.name} without a scale: keep them in the model's dtype"

@@ -42,7 +42,7 @@ def _output_heads(path: str, order: torch.Tensor) -> Change:
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, attention in attentions(drift.source_module):
+    for path, attention in attentions(drift.source_module, drift.forced):
         config = getattr(attention, "config", None)
         heads = int(getattr(config, "num_attention_heads", 0))
         kv_heads = int(getattr(config, "num_key_value_heads", 0) or heads)

@@ -36,11 +36,11 @@ class NormEps:
 
     def applies(self, drift: Drift) -> bool:
         """Whether there is a norm in the module."""
-        return bool(norms(drift.source_module))
+        return bool(norms(drift.source_module, drift.forced))
 
     def explain(self, drift: Drift) -> Cause | None:
         """The norm and the epsilon that come closest to the candidate."""
-        outcomes = [self._solved(drift, path, norm) for path, norm in norms(drift.source_module)]
+        outcomes = [self._solved(drift, path, norm) for path, norm in norms(drift.source_module, drift.forced)]
         return cause(drift, min(outcomes, key=lambda outcome: outcome.after, default=None))
 
     def _solved(self, drift: Drift, path: str, norm: nn.Module) -> Outcome:

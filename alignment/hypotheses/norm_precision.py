@@ -94,7 +94,7 @@ def _trials(drift: Drift) -> Iterator[Trial]:
     if drift.lane != "native":
         return  # In float64 nothing rounds, and every order of casts is the same.
     formats = {form.name: form for form in (OF_DTYPE.get(drift.dtype), *HALVES) if form is not None}
-    for path, norm in norms(drift.source_module):
+    for path, norm in norms(drift.source_module, drift.forced):
         if takes_gate(norm):
             continue
         zero_centred = is_zero_centred(norm)

@@ -63,7 +63,7 @@ def _doubled(path: str) -> Change:
 
 
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, norm in norms(drift.source_module):
+    for path, norm in norms(drift.source_module, drift.forced):
         name = path or "the norm"
         zero_centred = is_zero_centred(norm)
         if zero_centred:

@@ -10,6 +10,7 @@ from torch import nn
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import branches
 from porter.alignment.hypotheses.parameter_scale import factor_of
+from porter.alignment.hypotheses.rope_frequencies import is_rotary
 from porter.alignment.hypotheses.surgery import map_output
 from porter.alignment.hypotheses.trial import Outcome, Trial, cause, distance, joined, mapped, solve
 from porter.alignment.report import Cause
@@ -22,7 +23,7 @@ GRID = tuple(2.0 ** (exponent / 4) for exponent in range(-24, 25))
 class OutputRatio:
     """The least-squares factor between the two outputs."""
 
-    kinds: tuple[str, ...] = ("constant-ratio", "logit-scale")
+    kinds: tuple[str, ...] = ("constant-ratio", "logit-scale", "rope-scaling")
 
     def applies(self, drift: Drift) -> bool:
         """Whether there are enough numbers for a factor to mean something."""
@@ -34,6 +35,7 @@ class OutputRatio:
         if abs(factor) < 1e-6:
             return None
         kind = "logit-scale" if drift.module.endswith("lm_head") else "constant-ratio"
+        kind = "rope-scaling" if is_rotary(drift.source_module) else kind
         inverse = f" (1 / {1 / factor:.6g})" if abs(factor) < 1 else ""
         says = f"The output is {factor:.6g}{inverse} times the source's: a factor is missing or applied once too often"
         return cause(drift, Outcome(Trial(kind, says), mapped(drift, lambda tensor: factor * tensor)))

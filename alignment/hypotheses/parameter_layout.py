@@ -111,9 +111,20 @@ def _parts(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
         says = f"Only {slice_words(source, dim)} {places} of {parameter.name} ({len(wrong)} of {len(right)}) {what}"
         yield Finding("weight-stale", relative(mended.movedim(0, dim), source), says)
         return
-    if source.numel() > UNRELATED_FROM and abs(cosine(candidate, source) or 0.0) < UNRELATED:
+    tied = [name for name, other in drift.elsewhere.items() if _ties(parameter.name, name, source, other)]
+    if tied:
+        says = f"The source ties {parameter.name} to {tied[0]}, here it holds values of its own: tie_word_embeddings"
+        yield Finding("tied-embedding", 0.0, says)
+    elif source.numel() > UNRELATED_FROM and abs(cosine(candidate, source) or 0.0) < UNRELATED:
         says = f"{parameter.name} has nothing in common with the source's: it was never loaded, or from another model"
         yield Finding("weight-stale", 0.0, says)
+
+
+def _ties(name: str, other_name: str, source: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the source holds one tensor under both names, embedding and head."""
+    ends = {"lm_head.weight", "embed_tokens.weight"}
+    pair = {".".join(each.split(".")[-2:]) for each in (name, other_name)}
+    return pair == ends and other.shape == source.shape and relative(other, source) == 0.0
 
 
 def slice_words(source: torch.Tensor, dim: int) -> str:
@@ -127,5 +138,5 @@ PERMUTED = ParameterHypothesis(
     _permuted,
 )
 EXCHANGED_PARAMETERS = ParameterHypothesis(("gate-up-swapped", "tied-embedding", "weight-stale"), _exchanged)
-PARTS = ParameterHypothesis(("weight-stale",), _parts)
+PARTS = ParameterHypothesis(("weight-stale", "tied-embedding"), _parts)
 STALE = ParameterHypothesis(("weight-stale",), _stale)

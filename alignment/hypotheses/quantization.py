@@ -81,7 +81,7 @@ def _first_changed(
 def _activation_trials(drift: Drift) -> Iterator[Trial]:
     weight = drift.source_module._parameters.get("weight")
     linear = weight is not None and weight.dim() == 2 and not isinstance(drift.source_module, nn.Embedding)
-    if drift.lane == "native" and (linear or any(path == "" for path, _ in experts(drift.source_module))):
+    if drift.lane == "native" and (linear or any(path == "" for path, _ in experts(drift.source_module, drift.forced))):
         for words, change in ACTIVATIONS:
             says = f"The inputs are quantized to {words}"
             yield Trial("quantization-excess", says, inputs=_first_changed(change))

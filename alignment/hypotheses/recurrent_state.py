@@ -78,7 +78,7 @@ def _frozen(states: States, left: States, tokens: int) -> None:
 
 def _dtype_trials(drift: Drift) -> Iterator[Trial]:
     wide = (FLOAT32,) if drift.dtype == torch.float64 else ()
-    for path, _ in recurrences(drift.source_module):
+    for path, _ in recurrences(drift.source_module, drift.forced):
         for form in (*HALVES, E4M3, *wide):
             for kind in KINDS:
                 says = f"The {kind} state is stored as {form.name} after each step: keep it in float32"
@@ -102,7 +102,7 @@ RESETS: tuple[tuple[str, Keep], ...] = (
 
 
 def _reset_trials(drift: Drift) -> Iterator[Trial]:
-    for path, _ in recurrences(drift.source_module):
+    for path, _ in recurrences(drift.source_module, drift.forced):
         for says, keep in RESETS:
             yield Trial("state-reset", says, _before(path, keep), part=path)
 

@@ -35,14 +35,14 @@ def _only(path: str, names: tuple[str, ...], dim: int, start: int, stop: int) ->
 def _spread(drift: Drift) -> Iterator[tuple[str, str, tuple[str, ...], int, int]]:
     """(path, name, parameters, dimension, size) of what a parallel layout spreads over ranks and sums."""
     leaf = drift.source.rpartition(".")[2]
-    for path, part in parts(drift.source_module):
+    for path, part in parts(drift.source_module, drift.forced):
         name = path.rpartition(".")[2] if path else leaf
         weight = part._parameters.get("weight")
         if weight is not None and weight.dim() == 2 and name in ROW_PARALLEL:
             yield path, name, ("weight",), 1, weight.shape[1]
         elif isinstance(part, nn.Embedding):
             yield path, name, ("weight",), 0, part.num_embeddings
-    for path, part in experts(drift.source_module):
+    for path, part in experts(drift.source_module, drift.forced):
         yield path, "experts", ("down_proj",), 0, part.get_parameter("down_proj").shape[0]
 
 
@@ -67,6 +67,8 @@ def _times(path: str, factor: float) -> Callable[[nn.Module], None]:
 def _doubled(drift: Drift) -> Iterator[Trial]:
     leaf = drift.source.rpartition(".")[2]
     for path, part in parts(drift.source_module):
+        if any(path.startswith(f"{forced}.") for forced in drift.forced):
+            continue
         name = path.rpartition(".")[2] if path else leaf
         if name not in SUMMED and not (path == "" and "," in drift.source):
             continue

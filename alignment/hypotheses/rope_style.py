@@ -14,6 +14,8 @@ from porter.alignment.hypotheses.surgery import names_global, rebind_globals
 from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 
 FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
+COMPLEX = "apply_rotary_emb"
+"""(query, key, e^(i angle) [B, S, R / 2]): DeepSeek-V2's, which keeps each pair in its place."""
 Turn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -28,6 +30,13 @@ def turn_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     """Rotate the pairs (2i, 2i + 1) of the first R dimensions of `x`; pairs come out split into halves."""
     rotary, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     return turn_half(torch.cat((rotary[..., 0::2], rotary[..., 1::2], rest), dim=-1), cos, sin)
+
+
+def turn_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (2i, 2i + 1) of the first R dimensions of `x` in place."""
+    turned = turn_interleaved(x, cos, sin)
+    rotary, rest = turned[..., : cos.shape[-1]], turned[..., cos.shape[-1] :]
+    return torch.cat((torch.stack(rotary.chunk(2, dim=-1), dim=-1).flatten(-2), rest), dim=-1)
 
 
 def _same(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -47,10 +56,20 @@ def _rotation(query_turn: Turn, key_turn: Turn, sign: float = 1.0) -> Callable[.
 HALF, PAIRS = "pairs (i, i + R/2), the half style", "pairs (2i, 2i + 1), the interleaved style"
 
 
-def _variants(interleaved: bool) -> list[tuple[str, Callable[..., Any]]]:
-    """(what the candidate does, the rotation that does it), for a source of the one or the other style."""
-    own, other = (turn_interleaved, turn_half) if interleaved else (turn_half, turn_interleaved)
-    own_words, other_words = (PAIRS, HALF) if interleaved else (HALF, PAIRS)
+def _on_complex(rotation: Callable[..., Any]) -> Callable[..., Any]:
+    """The rotation for angles that are given as complex numbers."""
+
+    def rotate(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor) -> Any:
+        cos, sin = (torch.cat((part, part), dim=-1) for part in (freqs_cis.real, freqs_cis.imag))
+        return rotation(xq, xk, cos, sin)
+
+    return rotate
+
+
+def _variants(own: Turn) -> list[tuple[str, Callable[..., Any]]]:
+    """(what the candidate does, the rotation that does it), for a source that turns by `own`."""
+    other = turn_interleaved if own is turn_half else turn_half
+    own_words, other_words = (HALF, PAIRS) if own is turn_half else (PAIRS, HALF)
     fix = f"the source rotates {own_words}: set that style, or permute the rows of the q and k projections to match"
     return [
         (f"the rotary embedding rotates {other_words}; {fix}", _rotation(other, other)),
@@ -70,12 +89,20 @@ def _rebind(path: str, rotation: Callable[..., Any]) -> Callable[[nn.Module], No
     return change
 
 
+def _rebind_complex(path: str, rotation: Callable[..., Any]) -> Callable[[nn.Module], None]:
+    return lambda module: rebind_globals(module.get_submodule(path), {COMPLEX: _on_complex(rotation)})
+
+
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in parts(drift.source_module):
+    for path, part in parts(drift.source_module, drift.forced):
+        if names_global(part, COMPLEX):
+            for words, rotation in _variants(turn_pairs):
+                says = words[0].upper() + words[1:]
+                yield Trial("rope-style", says, _rebind_complex(path, rotation), part=path)
         if not any(names_global(part, name) for name in FUNCTIONS):
             continue
         interleaved = names_global(part, FUNCTIONS[1]) and bool(getattr(part.config, "rope_interleave", True))
-        for words, rotation in _variants(interleaved):
+        for words, rotation in _variants(turn_interleaved if interleaved else turn_half):
             yield Trial("rope-style", words[0].upper() + words[1:], _rebind(path, rotation), part=path)
 
 

@@ -109,7 +109,7 @@ def with_gate(path: str, gate: Gate) -> Change:
 
 def gates(drift: Drift) -> Iterator[tuple[str, nn.Module, Gate]]:
     """The routers of the source that `Gate` reproduces: leaving the source's own output where it was."""
-    for path, router in routers(drift.source_module):
+    for path, router in routers(drift.source_module, drift.forced):
         gate = gate_of(router)
         if abs(distance(drift, with_gate(path, gate)) - drift.before) <= 1e-9 + 1e-6 * drift.before:
             yield path, router, gate

@@ -20,9 +20,22 @@ def _map(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return lambda module: map_output(module.get_submodule(path), change)
 
 
+NAMES = ("shared_experts", "shared_expert")
+
+
+def _own_trials(drift: Drift) -> Iterator[Trial]:
+    """Where the drifting module is the shared expert itself."""
+    name = drift.source.rpartition(".")[2]
+    if name in NAMES:
+        says = f"{name} puts out zeros: it is left out of the mixture's output; add it to the routed experts'"
+        yield Trial("shared-expert", says, _map("", torch.zeros_like))
+        yield Trial("shared-expert", f"{name} is added twice to the mixture's output", _map("", lambda out: 2 * out))
+
+
 def _trials(drift: Drift) -> Iterator[Trial]:
-    for path, part in parts(drift.source_module):
-        for name in ("shared_experts", "shared_expert"):
+    yield from _own_trials(drift)
+    for path, part in parts(drift.source_module, drift.forced):
+        for name in NAMES:
             if not isinstance(part._modules.get(name), nn.Module):
                 continue
             shared = f"{path}.{name}".lstrip(".")

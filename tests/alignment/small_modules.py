@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "qwen3": (QWEN3, qwen3.Qwen3DecoderLayer, qwen3.Qwen3RotaryEmbedding),
     "deepseek_v3": (DEEPSEEK_V3, deepseek_v3.DeepseekV3DecoderLayer, deepseek_v3.DeepseekV3RotaryEmbedding),
 }
-PREFILL, DECODE_STEPS, BATCH = 13, 2, 2
+PREFILL, DECODE_STEPS, BATCH = 13, 1, 2
 
 Plant = Callable[[Any], object]
 
