@@ -186,8 +186,8 @@ def adapt(
     """Port `model` to chip `target` and, unless `plan`, write the directory `output`.
 
     `weights` names the checkpoint when `model` is a preset without one. `notify` is told what begins, `progress` how
-    far the conversion is. Raises PorterError for bad input and Refusal when the proof or a kernel's check fails or, with
-    `strict`, when an Op has no native provider.
+    far the conversion is. Raises PorterError for bad input, and Refusal when the proof or a kernel's check fails or,
+    with `strict`, when an Op has no native provider.
     """
     known = {name for op in default_registry().ops for name in (op[0], "/".join(op))}
     unknown = [name for name in reference_only if name not in known]
