@@ -32,6 +32,7 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "run": (_POINTER, _SIZE),
     "fingerprint": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
     "measure": (*[_POINTER] * 7, _SIZE, _SIZE, _CODE, _CODE),
+    "difference": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
 
@@ -61,6 +62,7 @@ class KernelLibrary:
     run: Function
     fingerprint: Function
     measure: Function
+    difference: Function
 
     def __init__(self, isa: str | None = None) -> None:
         """`isa` None: the one that `build.selected_isa` chooses when loading."""

@@ -230,6 +230,36 @@ static inline void dispatch_any(int32_t code, Body body) {
   }
 }
 
+struct Difference {
+  double difference = 0, product = 0, first = 0, second = 0;  // sums of (a-b)^2, a b, a^2, b^2
+  double largest = 0;                                         // max |a-b|
+};
+
+// Products run in float32 over 1024 elements, then in float64.
+template <typename A, typename B>
+Difference difference_of(const A* a, const B* b, int64_t size) {
+  constexpr int64_t kRun = 1024;
+  Difference all;
+  Vec largest = zero();
+  for (int64_t start = 0; start < size; start += kRun) {
+    Vec difference = zero(), product = zero(), first = zero(), second = zero();
+    for_each_vector(smaller(kRun, size - start), [&](int64_t i, int n) {
+      Vec x = load_count(a + start + i, n), y = load_count(b + start + i, n), d = x - y;
+      difference = fma(d, d, difference);
+      product = fma(x, y, product);
+      first = fma(x, x, first);
+      second = fma(y, y, second);
+      largest = vmax(largest, vabs(d));
+    });
+    all.difference += sum(difference);
+    all.product += sum(product);
+    all.first += sum(first);
+    all.second += sum(second);
+  }
+  all.largest = maximum(largest);
+  return all;
+}
+
 static inline int64_t leaves_of(int64_t bytes) { return bytes == 0 ? 1 : divide_up(bytes, kBlock); }
 
 // A tile block by block, so that each is read from memory once. leaves: the hashes of its blocks.
@@ -308,4 +338,31 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
     }
   }
   for (int64_t j = 0; j < buckets; ++j) static_cast<float*>(folded)[j] = static_cast<float>(y[j]);
+}
+
+// out: sums of (a-b)^2, a b, a^2, b^2, and max |a-b|, of float32 or bfloat16 elements.
+PORTER_EXPORT void porter_difference(void* out, const void* a, const void* b, int64_t size, int32_t a_dtype,
+                                     int32_t b_dtype, int32_t threads) {
+  using namespace porter;
+  int64_t tiles = divide_up(size, kTile);
+  std::vector<Difference> partial(tiles);
+  dispatch(a_dtype, [&](auto a_tag) {
+    dispatch(b_dtype, [&](auto b_tag) {
+      using A = decltype(a_tag);
+      using B = decltype(b_tag);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1) schedule(static)
+      for (int64_t tile = 0; tile < tiles; ++tile)
+        partial[tile] = difference_of(static_cast<const A*>(a) + tile * kTile, static_cast<const B*>(b) + tile * kTile,
+                                      smaller(kTile, size - tile * kTile));
+    });
+  });
+  Difference all;
+  for (const Difference& part : partial) {
+    all.difference += part.difference;
+    all.product += part.product;
+    all.first += part.first;
+    all.second += part.second;
+    all.largest = std::fmax(all.largest, part.largest);
+  }
+  std::memcpy(out, &all, sizeof(all));
 }
