@@ -48,6 +48,17 @@ def _mask_trials(drift: Drift) -> Iterator[Trial]:
         # Where the source has a window, the causal rule alone is the window ignored.
         for words, rule in RULES[:-1] if windowed else RULES:
             yield Trial("attention-mask", words[0].upper() + words[1:], inputs=with_rule(rule))
+        for place in (power for power in POWERS if 2 < power < _longest(drift)):
+            for words, rule in _beyond(place):
+                yield Trial(
+                    "attention-mask", f"The mask is ignored for {words} from {place} on", inputs=with_rule(rule)
+                )
+
+
+def _beyond(place: int) -> Iterator[tuple[str, Rule]]:
+    """A kernel whose mask ends at `place`."""
+    yield "keys", lambda q, k: (k <= q) | (k >= place)
+    yield "queries", lambda q, k: (k <= q) | (q >= place)
 
 
 def _padding_trials(drift: Drift) -> Iterator[Trial]:

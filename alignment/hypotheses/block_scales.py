@@ -141,7 +141,7 @@ def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
             each = expanded(scales, block, shape).clamp_min(1e-300)
             square = _summed((source / each).square(), block)
             used = _summed(source / each * candidate / each, block) / square.clamp_min(1e-300) * scales
-            ranked, wanted = used.flatten().sort()[0], scales.flatten().sort()[0]
+            (ranked, order), wanted = used.flatten().sort(), scales.flatten().sort()[0]
             factor = factor_of(wanted, ranked)
             if not float((ranked - factor * wanted).norm()) < SAME_SET * float(ranked.norm()):
                 continue
@@ -150,7 +150,8 @@ def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
                 f"The scales of {parameter.name}'s {unit} are the right ones in another order: "
                 "permute them along with the codes"
             )
-            predicted = source * expanded(used, block, shape) / each
+            placed = torch.empty_like(wanted).scatter_(0, order, factor * wanted).view_as(scales)
+            predicted = source * expanded(placed, block, shape) / each
             yield Finding("weight-permuted", relative(predicted, candidate), says)
             return
 

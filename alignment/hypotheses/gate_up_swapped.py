@@ -18,6 +18,9 @@ SWAPPED = (
 INTERLEAVED = "The rows of gate and up alternate where the source has two halves: de-interleave gate_up_proj on loading"
 
 
+ALTERNATE = "Gate and up are read as alternating rows where the source has two halves: split gate_up_proj in the middle"
+
+
 def swap_halves(weight: torch.Tensor) -> torch.Tensor:
     """The two halves of the rows (the dimension before the last) exchanged."""
     return weight.roll(weight.shape[-2] // 2, dims=-2)
@@ -27,6 +30,12 @@ def interleave_halves(weight: torch.Tensor) -> torch.Tensor:
     """Rows (0, I, 1, I + 1, ...) of a weight [..., 2I, H]: an interleaved layout read as halves."""
     rows = weight.shape[-2]
     return weight[..., torch.arange(rows, device=weight.device).view(2, rows // 2).t().reshape(-1), :]
+
+
+def alternate_halves(weight: torch.Tensor) -> torch.Tensor:
+    """Rows (0, 2, 4, ..., 1, 3, 5, ...) of a weight [..., 2I, H]: halves read as an interleaved layout."""
+    rows = weight.shape[-2]
+    return weight[..., torch.arange(rows, device=weight.device).view(rows // 2, 2).t().reshape(-1), :]
 
 
 def _swap_children(path: str) -> Callable[[nn.Module], None]:
@@ -41,11 +50,11 @@ def _swap_children(path: str) -> Callable[[nn.Module], None]:
     return change
 
 
-def _interleave_children(path: str) -> Callable[[nn.Module], None]:
+def _regroup_children(path: str, regroup: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], None]:
     def change(module: nn.Module) -> None:
         owner = module.get_submodule(path)
         gate, up = (owner.get_parameter(f"{name}.weight") for name in ("gate_proj", "up_proj"))
-        mixed = interleave_halves(torch.cat((gate, up)))
+        mixed = regroup(torch.cat((gate, up)))
         for name, half in zip(("gate_proj", "up_proj"), mixed.chunk(2), strict=True):
             set_parameter(owner, f"{name}.weight", half)
 
@@ -64,10 +73,12 @@ def _trials(drift: Drift) -> Iterator[Trial]:
     for path, part in parts(drift.source_module, drift.forced):
         if {"gate_proj", "up_proj"} <= part._modules.keys():
             yield Trial("gate-up-swapped", SWAPPED, _swap_children(path), part=path)
-            yield Trial("gate-up-swapped", INTERLEAVED, _interleave_children(path), part=path)
+            yield Trial("gate-up-swapped", INTERLEAVED, _regroup_children(path, interleave_halves), part=path)
+            yield Trial("gate-up-swapped", ALTERNATE, _regroup_children(path, alternate_halves), part=path)
     for path, _ in experts(drift.source_module, drift.forced):
         yield Trial("gate-up-swapped", f"In every expert: {SWAPPED}", _change_experts(path, swap_halves), part=path)
         yield Trial("gate-up-swapped", f"In every expert: {INTERLEAVED}", _change_experts(path, interleave_halves))
+        yield Trial("gate-up-swapped", f"In every expert: {ALTERNATE}", _change_experts(path, alternate_halves))
 
 
 HYPOTHESIS = TrialHypothesis(("gate-up-swapped",), _trials)

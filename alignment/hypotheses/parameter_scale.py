@@ -15,6 +15,10 @@ ENOUGH = 4
 """Elements that must share a factor for it to say anything."""
 
 
+NEAR_ONE = 0.7
+"""Factors no further from one than a scale that is rounded to a power of two."""
+
+
 def factor_of(source: torch.Tensor, candidate: torch.Tensor) -> float:
     """The least-squares c of candidate = c * source."""
     square = float((source * source).sum())
@@ -41,6 +45,13 @@ def _rows(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
             continue
         square = (source * source).sum(dim, keepdim=True)
         factors = (source * candidate).sum(dim, keepdim=True) / square.clamp_min(1e-300)
+        if parameter.quantized and NEAR_ONE < float(factors.min()) and float(factors.max()) < 1.0 / NEAR_ONE:
+            says = (
+                f"The scale of each {words} of {parameter.name} was rounded after the codes were made (factors "
+                f"{float(factors.min()):.4g} to {float(factors.max()):.4g}): round it first, or keep float32"
+            )
+            yield Finding("quantization-excess", relative(factors * source, candidate), says)
+            continue
         spread = f"between {float(factors.min()):.4g} and {float(factors.max()):.4g}"
         says = (
             f"Each {words} of {parameter.name} is off by a factor of its own ({spread}): a per-{words} scale is "
@@ -81,6 +92,6 @@ def _offset(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
 
 
 RATIO = ParameterHypothesis(("constant-ratio", "logit-scale"), _ratio)
-ROWS = ParameterHypothesis(("scale-missing",), _rows)
+ROWS = ParameterHypothesis(("scale-missing", "quantization-excess"), _rows)
 BLOCKS = ParameterHypothesis(("scale-missing",), _blocks)
 OFFSET = ParameterHypothesis(("constant-offset", "norm-zero-centred"), _offset)
