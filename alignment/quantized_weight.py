@@ -62,7 +62,7 @@ def grid_of(tensor: Tensor, scale: Tensor) -> tuple[int, int] | None:
     if scale.shape[-2] == tensor.shape[-2] and columns:
         return 1, max(columns)
     common = rows & columns
-    return (max(common),) * 2 if common else None  # type: ignore[return-value]
+    return (max(common), max(common)) if common else None
 
 
 def _sides(length: int, count: int) -> set[int]:

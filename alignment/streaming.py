@@ -47,7 +47,7 @@ class Stream:
     def read(self, name: str) -> Tensor:
         """The tensor of that name as the model should hold it, fresh and in its dtype."""
         # Outside float64_mode, which would skip the rounding to the dtype that the model is stored or cast in.
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             value = self.adopted[name]() if name in self.adopted else self.load(name)
             return value.to(self.device, self.placeholders[name].dtype)
 
@@ -57,7 +57,8 @@ class Stream:
         shared: dict[int, Tensor] = {}
         for owner in _owners(module):
             place: Place = owner.__dict__[PLACE]
-            for table in (owner._parameters, owner._buffers):
+            tables: tuple[Table, ...] = (owner._parameters, owner._buffers)
+            for table in tables:
                 for leaf, tensor in table.items():
                     if tensor is None or not tensor.is_meta:
                         continue
@@ -82,7 +83,7 @@ class Stream:
         for name, placeholder in self.placeholders.items():
             path, _, leaf = name.rpartition(".")
             owner = self.model.get_submodule(path)
-            table = owner._parameters if leaf in owner._parameters else owner._buffers
+            table: Table = owner.__dict__["_parameters" if leaf in owner._parameters else "_buffers"]
             table[leaf] = placeholder
         self._part = None
         give_back()

@@ -73,7 +73,8 @@ def placeholders_for_parameters(dtype: torch.dtype | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(no_init_weights())
-        stack.callback(register_module_parameter_registration_hook(emptied).remove)
+        handle = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]
+        stack.callback(handle.remove)
         stack.callback(torch.set_default_dtype, default)
         torch.set_default_dtype(dtype or default)
         yield
