@@ -151,6 +151,8 @@ def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
                 "permute them along with the codes"
             )
             placed = torch.empty_like(wanted).scatter_(0, order, factor * wanted).view_as(scales)
+            if relative(placed, factor * scales) < SAME_SET:
+                continue  # In their own order: a factor on the whole, if anything.
             predicted = source * expanded(placed, block, shape) / each
             yield Finding("weight-permuted", relative(predicted, candidate), says)
             return
