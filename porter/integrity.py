@@ -44,8 +44,8 @@ def weight_record(writer: CheckpointWriter) -> dict[str, Any]:
 
 def config_differs(directory: Path, manifest: Mapping[str, Any]) -> bool:
     """Whether config.json is not the one that was written."""
-    content = (directory / CONFIG).read_bytes()
-    return manifest["files"].get(CONFIG) != hashlib.sha256(content).hexdigest()
+    recorded: object = manifest["files"].get(CONFIG)
+    return recorded != hashlib.sha256((directory / CONFIG).read_bytes()).hexdigest()
 
 
 def check_weight_files(directory: Path, manifest: Mapping[str, Any]) -> Checkpoint:
@@ -81,7 +81,7 @@ def verify_weights(directory: Path, manifest: Mapping[str, Any], workers: int = 
     Raises PorterError naming the tensors that differ. Memory: one tensor per worker.
     """
     checkpoint = check_weight_files(directory, manifest)
-    recorded = manifest["weights"]["tensors"]
+    recorded: dict[str, object] = manifest["weights"]["tensors"]
 
     def differs(name: str) -> bool:
         return recorded.get(name) != hashlib.sha256(tensor_bytes(checkpoint.load(name))).hexdigest()
