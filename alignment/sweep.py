@@ -103,9 +103,16 @@ def sweep(
     )
     tokens = text(extent.vocabulary, ROWS, extent.longest)
     prober = Prober(
-        loaded.model, source, loaded.correspondence, stored, tokens, factor, torch.device(device), modules,
+        loaded.model,
+        source,
+        loaded.correspondence,
+        stored,
+        tokens,
+        WIDER * factor,
+        torch.device(device),
+        modules,
         progress or (lambda amount: None),
-    )  # fmt: skip
+    )
     failure = Sweep(prober, extent).run()
     if failure is not None and report.verdict != "drift":
         report = replace(failure.report, weights=report.weights)
