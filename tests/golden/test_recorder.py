@@ -118,13 +118,18 @@ def test_tensors_changed_in_place(quietly: bool, inference: bool, tmp_path: Path
 
 
 class OneElement(nn.Module):
+    def __init__(self, quietly: bool) -> None:
+        super().__init__()
+        self.quietly = quietly
+
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden[37] = -1
+        (hidden.data if self.quietly else hidden)[37] = -1
         return hidden
 
 
-def test_one_element_changed_in_place(tmp_path: Path) -> None:
-    golden = _record(nn.Sequential(OneElement()), tmp_path / "golden", (torch.arange(1000.0),))
+@pytest.mark.parametrize("quietly", [False, True])
+def test_one_element_changed_in_place(quietly: bool, tmp_path: Path) -> None:
+    golden = _record(nn.Sequential(OneElement(quietly)), tmp_path / "golden", (torch.arange(1000.0),))
     inputs, outputs = _only(golden, "0")
     assert inputs["args"][0][37] == 37 and outputs[37] == -1
 

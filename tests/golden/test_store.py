@@ -121,3 +121,25 @@ def test_digests_tell_equal_runs_from_different_ones(qwen3: Build, tmp_path: Pat
         first = digests(f"{detail}-a", detail, 0)
         assert first == digests(f"{detail}-b", detail, 0)
         assert first[-1] != digests(f"{detail}-c", detail, 1)[-1]
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_changed_bytes_are_found_when_read(detail: str, qwen3: Build, tmp_path: Path) -> None:
+    golden = capture(qwen3(vocab_size=2000), [[1] * 40], tmp_path / "golden", detail=detail)
+    id = next(tensor_nodes(golden.records[-1].outputs))["tensor"]
+    stored = golden._index[id]
+    with (golden.path / "tensors.bin").open("r+b") as file:
+        file.seek(stored.offset + stored.bytes // 2)
+        byte = file.read(1)[0]
+        file.seek(stored.offset + stored.bytes // 2)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(PorterError, match=f"tensor {id} was changed"):
+        golden.sketch(id)
+
+
+def test_a_long_step_is_written_in_parts(qwen3: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = capture(qwen3(), [[1, 2, 3]], tmp_path / "whole")
+    monkeypatch.setattr("porter.golden.recorder._MOST_PENDING", 7)
+    parts = capture(qwen3(), [[1, 2, 3]], tmp_path / "parts")
+    assert parts.records == whole.records
+    assert (tmp_path / "parts" / "tensors.jsonl").read_bytes() == (tmp_path / "whole" / "tensors.jsonl").read_bytes()
