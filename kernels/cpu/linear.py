@@ -31,7 +31,7 @@ TORCH_FROM_ROWS = {
     ("avx2", torch.bfloat16): None,
 }
 """Rows of activations from which torch's own product is the faster one; None: never. The avx512
-rows are measured with benchmarks/kernels.py on one loaded Zen 4 core. The avx2 rows are not measured side by side: they
+rows are measured with benchmarks/kernel_times.py on one loaded Zen 4 core. The avx2 rows are not measured side by side: they
 follow avx512's float32, and the slow bfloat16 product that torch showed on a processor with AVX2 alone."""
 
 INT8_CODE = DTYPE_CODES[torch.int8]

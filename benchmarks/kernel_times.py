@@ -1,6 +1,6 @@
 """Times the CPU kernels against torch's: GB/s of weights or cache for decode, GFLOP/s for prefill.
 
-    python benchmarks/kernels.py [--threads N] [--isa avx512|avx2|generic] [--seconds S]
+    python benchmarks/kernel_times.py [--threads N] [--isa avx512|avx2|generic] [--seconds S]
 
 Weights rotate over more memory than the last-level cache holds, so decode figures are of memory, not of cache. Each
 figure is the best of many calls. With one thread the clock is this thread's CPU time, which other load on the machine
