@@ -31,8 +31,8 @@ TORCH_FROM_ROWS = {
     ("avx2", torch.bfloat16): None,
 }
 """Rows of activations from which torch's own product is the faster one; None: never. The avx512
-rows are measured with benchmarks/kernel_times.py on one loaded Zen 4 core. The avx2 rows are not measured side by side: they
-follow avx512's float32, and the slow bfloat16 product that torch showed on a processor with AVX2 alone."""
+rows are measured with benchmarks/kernel_times.py on one loaded Zen 4 core. The avx2 rows are not measured side by
+side: they follow avx512's float32, and the slow bfloat16 product that torch showed on a processor with AVX2 alone."""
 
 INT8_CODE = DTYPE_CODES[torch.int8]
 EXACT_K = 132104  # k * 127 * 128 < 2^31
