@@ -53,6 +53,10 @@ def invalid(checks: Iterable[SanityCheck]) -> list[SanityCheck]:
 def _golden_checks(golden: Golden) -> Iterator[SanityCheck]:
     yield from chain_checks(recorded_passages(golden), "golden", _reader(golden))
     yield from _gaps(_missed(golden), "golden")
+    imported = golden.manifest.get("imported") or {"missing": ()}
+    for lacking in imported["missing"]:
+        told = f"the golden was imported from {imported['from']}, which lacks {lacking['what']}: {lacking['why']}"
+        yield SanityCheck("imported", "", "uncovered", told)
     if not golden.complete:
         why = golden.manifest.get("incomplete", "the recording was cut off")
         yield SanityCheck("incomplete", "", "uncovered", f"the golden is incomplete: {why}")

@@ -91,6 +91,29 @@ def show(
     return 0
 
 
+@app.command("import")
+def import_(
+    dump: Annotated[Path, typer.Argument(help="What the tool wrote: a directory, or its JSON file.")],
+    tool: Annotated[str, typer.Option("--from", help="msprobe, sglang or hf (model_addition_debugger_context).")],
+    output: Annotated[Path, typer.Option(help="Directory to write the golden to.")],
+    model: Annotated[
+        str | None, typer.Option(help="The checkpoint that was dumped; makes the float64 oracle possible.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Which rank of a dump that holds several.")] = None,
+    json_output: JsonOption = False,
+) -> int:
+    """Read the DUMP of another tool and write it as a golden; what the dump lacks is listed by name.
+
+    Example: porter golden import dump --from msprobe --model checkpoint --output golden
+    """
+    from porter.golden.importers.importing import import_dump
+    from porter.golden.overview import overview
+
+    result = overview(import_dump(dump, tool, output, model, rank))
+    emit(result, json_output, lambda console: _print(console, result))
+    return 0
+
+
 def _requested(
     directory: Path, prompts: Path | None, prompt: str | None, tokens: Path | None
 ) -> tuple[list[str] | None, list[list[int]]]:
@@ -118,6 +141,8 @@ def _print(console: Console, result: dict[str, Any]) -> None:
     for name, text in _lines(result):
         table.add_row(name, text)
     console.print(table)
+    for entry in (result["imported"] or {}).get("missing", ()):
+        console.print(f"not in the dump: {entry['what']}: {entry['why']}", markup=False)
     for entry in result["missed"] or ():
         console.print(f"missed: {entry['module'] or '(root)'}: {entry['why']}", markup=False)
 

@@ -45,7 +45,7 @@ def describe_model(model: nn.Module, store: StoreWeights) -> dict[str, Any]:
     if unverified is not None:
         files = checkpoint_files(config)
         described["checkpoint"] = str(files[0].parent.resolve())
-        described["digests"] = {file.name: _file_digest(file) for file in files}
+        described["digests"] = {file.name: file_digest(file) for file in files}
         described["unverified"] = unverified
     elif store:
         described["weights"] = True
@@ -105,7 +105,7 @@ def _unchanged_files(directory: Path, digests: dict[str, str]) -> list[Path]:
     for file in files:
         if not file.exists():
             raise PorterError(f"{file}: the golden's weights are gone; put the checkpoint back or record again")
-        if _file_digest(file) != digests[file.name]:
+        if file_digest(file) != digests[file.name]:
             raise PorterError(f"{file}: changed since the golden was recorded; record again or restore the file")
     return files
 
@@ -150,7 +150,8 @@ def _state_digests(model: nn.Module) -> dict[str, str]:
     return {"state_dict": digest.hexdigest()}
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
