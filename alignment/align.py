@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +14,31 @@ from torch import nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
 from porter.alignment.correspondence_file import check_names
-from porter.alignment.diagnosis import causes_of_weights, drift_of
-from porter.alignment.forced_children import unforced_children
+from porter.alignment.diagnosis import causes_of_weights
+from porter.alignment.findings import Findings
 from porter.alignment.free_pass import FreePass
-from porter.alignment.module_result import ModuleResult
+from porter.alignment.journal import FOLDER, Journal, Resumption, journaling
+from porter.alignment.journal_key import key_of
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
 from porter.alignment.replaced_layers import replaced_layers
-from porter.alignment.replay import Replayer, replay_all
-from porter.alignment.report import Cause, ModuleRow, Report, Routing, Skipped, Tokens, WeightRow
-from porter.alignment.rows import drifts_of, rows_of
-from porter.alignment.siblings import Siblings
+from porter.alignment.replay import Replayer
+from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
+from porter.alignment.report import Report, Skipped, WeightRow
 from porter.alignment.source import open_source, rebuild_source
-from porter.alignment.streaming import available_bytes, kept, reach, release
-from porter.alignment.verdict import Drifted, coverage, drifted_weights, first_of, skipped_weights, verdict_of
-from porter.alignment.weights import JudgedWeight, WeightPairing, adopt, judge
+from porter.alignment.streaming import available_bytes, kept, release
+from porter.alignment.verdict import coverage, drifted_weights, first_of, skipped_weights, verdict_of
+from porter.alignment.weights import WeightPairing, adopt, judge
 from porter.errors import PorterError
 from porter.golden.source import device_of
 from porter.golden.store import Golden
+from porter.kernels.cpu.build import cache_directory
 
 PASSES = ("weights", "replay", "free")
-CAUSES_FOR = 3
-"""How many drifting modules are diagnosed, first in execution order: what follows is seldom another fault."""
-
 SHARE = 8
 """A streamed model that takes at most this part of the free memory stays in memory during the free run."""
 
 Progress = Callable[[int], None]
-
-
-@dataclass
-class Findings:
-    """What the passes gather."""
-
-    weights: list[JudgedWeight] = field(default_factory=list)
-    rows: list[ModuleRow] = field(default_factory=list)
-    drifts: list[Drifted] = field(default_factory=list)
-    causes: list[Cause] = field(default_factory=list)
-    compared: set[str] = field(default_factory=set)
-    skipped: list[Skipped] = field(default_factory=list)
-    decisions: int = 0
-    flips: int = 0
-    benign: int = 0
-    tokens: Tokens | None = None
-    unjudged: bool = False
-
-    @property
-    def routing(self) -> Routing | None:
-        """Counts over every router, None where there was none."""
-        return Routing(self.decisions, self.flips, self.benign) if self.decisions else None
 
 
 def align(
@@ -80,13 +54,15 @@ def align(
     trust_remote_code: bool = False,
     source: nn.Module | None = None,
     progress: Progress | None = None,
+    resumption: Resumption | None = None,
 ) -> Report:
     """Compare `candidate` with `golden` module by module and say where it drifts first and why.
 
     `candidate`: see `load_candidate`. `passes`: "all" or some of weights, replay, free. `modules`: a regular expression
     that restricts the comparison (what it leaves out is listed and counts as not compared). `factor`: how many times
     its own rounding noise a module may err. `source`: the source model, where the golden's own reference cannot be
-    rebuilt; it is changed (its weights become the candidate's where these are in order).
+    rebuilt; it is changed (its weights become the candidate's where these are in order). `resumption`: what was found
+    is written down in porter's cache, and a comparison of the same directory that was interrupted continues from it.
 
     Raises PorterError for input that cannot be compared at all.
     """
@@ -114,6 +90,7 @@ def align(
     pairing = pair_modules(golden, names, loaded.correspondence)
     pairs = selected(pairing, pattern)
     findings = Findings()
+    given = source is not None
     source = _source(golden, source, findings, place)
     recorded = Recorded(golden, compute_dtype(loaded.model), place)
     checks = checks_of_model(golden, recorded, source, loaded, pairing, wanted)
@@ -126,14 +103,30 @@ def align(
     left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
     findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
     free = FreePass(replayer, {pair.module: pair for pair in pairs})
-    if "replay" in wanted:
-        _replay(findings, replayer, pairs, free, advance)
-    if "free" in wanted:
-        _free(findings, free, replayer, "replay" in wanted)
-    if "weights" in wanted and source is not None:
-        explained = {cause.module for cause in findings.causes if cause.after is not None}
-        findings.causes += causes_of_weights(findings.weights, pairing, source, explained, CAUSES_FOR)
-    return checks.applied(_report(golden, loaded, pairing, findings, wanted))
+    settings = {"passes": wanted, "modules": modules, "factor": factor, "device": str(device), "dtype": str(dtype)}
+    with _journal(golden, candidate, loaded, settings, None if given else resumption) as journal:
+        if "replay" in wanted:
+            ReplayPass(findings, replayer, free).run(pairs, advance, journal)
+        if "free" in wanted:
+            _free(findings, free, replayer, "replay" in wanted)
+        if "weights" in wanted and source is not None:
+            explained = {cause.module for cause in findings.causes if cause.after is not None}
+            findings.causes += causes_of_weights(findings.weights, pairing, source, explained, CAUSES_FOR)
+        return checks.applied(_report(golden, loaded, pairing, findings, wanted))
+
+
+@contextmanager
+def _journal(
+    golden: Golden, candidate: Any, loaded: Candidate, settings: dict[str, Any], resumption: Resumption | None
+) -> Iterator[Journal | None]:
+    """The journal of comparing a directory; None for a model in memory, whose content no key could tell."""
+    if resumption is None or not isinstance(candidate, str | Path) or not Path(candidate).is_dir():
+        yield None
+        return
+    settings = {**settings, "as": loaded.environment, "correspondence": loaded.correspondence.to_json()}
+    key = key_of(golden, Path(candidate), settings)
+    with journaling(cache_directory() / FOLDER, key, resumption) as journal:
+        yield journal
 
 
 def _passes(passes: str | Sequence[str]) -> tuple[str, ...]:
@@ -178,38 +171,6 @@ def _compare_weights(
         findings.skipped += skipped_weights([judged.row for judged in findings.weights])
 
 
-def _replay(findings: Findings, replayer: Replayer, pairs: Sequence[Pair], free: FreePass, advance: Progress) -> None:
-    diagnosed = 0
-    siblings = Siblings()
-    for result in chain(
-        replay_all(replayer, _reached(replayer, pairs), advance), _outlying(findings, replayer, siblings)
-    ):
-        siblings.add(result)
-        _take(findings, replayer, result)
-        free.remember(result)
-        if result.drifted and diagnosed < CAUSES_FOR and findings.rows[-1].status != "inherited":
-            diagnosed += 1
-            findings.causes += _causes(replayer, result, findings.weights)
-    release(replayer.candidate, replayer.source)
-
-
-def _outlying(findings: Findings, replayer: Replayer, siblings: Siblings) -> Iterator[ModuleResult]:
-    """The modules that stand out among their siblings, once all have been replayed: again, and taken anew."""
-    pairs = replayer.pairing.by_module
-    for result in siblings.tightened(lambda pair: replayer.replay(next(_reached(replayer, [pair]))), pairs):
-        findings.rows = [row for row in findings.rows if row.module != result.pair.module]
-        result.flips = []
-        yield result
-
-
-def _reached(replayer: Replayer, pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """The pairs one by one, of models that are streamed with the part around each in memory."""
-    for pair in pairs:
-        reach(replayer.candidate, pair.module)
-        reach(replayer.source, pair.sources[0])
-        yield pair
-
-
 @contextmanager
 def _kept(replayer: Replayer) -> Iterator[None]:
     """Keep streamed models in memory while the context lasts, where each call would read them anew and they fit."""
@@ -234,38 +195,6 @@ def _free(findings: Findings, free: FreePass, replayer: Replayer, replayed: bool
             findings.compared |= free.compared
     findings.skipped += free.skipped
     findings.unjudged |= free.unjudged
-
-
-def _take(findings: Findings, replayer: Replayer, result: ModuleResult) -> None:
-    findings.unjudged |= result.failed
-    rows = list(rows_of(result, replayer.candidate.get_submodule(result.pair.module)))
-    if result.drifted and _brought_by_a_child(findings, replayer, result):
-        rows = [replace(row, status="inherited") if row.status == "drift" else row for row in rows]
-    else:
-        findings.drifts += drifts_of(result)
-    findings.rows += rows
-    if result.compared:
-        findings.compared.add(result.pair.module)
-    else:
-        findings.skipped.append(Skipped(result.pair.module, result.why or "no tensor in common with the golden"))
-    for flips in result.flips:
-        if flips is not None:
-            findings.decisions += flips.flipped.numel()
-            findings.flips += int(flips.flipped.sum())
-            findings.benign += int(flips.benign.sum())
-
-
-def _brought_by_a_child(findings: Findings, replayer: Replayer, result: ModuleResult) -> bool:
-    """Whether a child that ran within this module's replay is itself over its budget."""
-    drifted = {drifted.drift.module for drifted in findings.drifts}
-    return bool(drifted & unforced_children(replayer.pairing, result))
-
-
-def _causes(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedWeight]) -> list[Cause]:
-    from porter.alignment.hypotheses.catalogue import explain
-
-    drift = drift_of(replayer, result, weights)
-    return [] if drift is None else explain(drift)
 
 
 def _report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -11,8 +12,6 @@ from torch import Tensor
 from porter.alignment.budget import least
 from porter.alignment.candidate import compute_dtype
 from porter.alignment.free_run import FreeErrors, Key, exact_baseline, limit, predicted, rounded_baseline, run_whole
-from porter.alignment.free_watch import sketch_of
-from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
 from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import Cause, FirstDrift, ModuleRow, Skipped, Tokens
@@ -48,12 +47,10 @@ class FreePass:
         self.unjudged = False
         """Whether the free run failed, or has no measured limit though the source is there: nothing is aligned then."""
 
-    def remember(self, result: ModuleResult) -> None:
-        """Keep a sketch of what a module gave in the replay."""
-        for call, seen in zip(result.calls, result.candidate_native, strict=False):
-            tensor = seen.tensors.get("output")
-            if tensor is not None:
-                self._replayed.setdefault((result.pair.module, call.step), sketch_of(tensor))
+    def remember(self, module: str, sketches: Mapping[int, Tensor]) -> None:
+        """Keep the sketches, by step, of what a module gave in the replay."""
+        for step, sketch in sketches.items():
+            self._replayed.setdefault((module, step), sketch)
 
     def run(self) -> bool:
         """Run both; False, with the reason in `skipped`, where the candidate cannot be run whole."""

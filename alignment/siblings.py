@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Protocol
 
 from porter.alignment.budget import Verdict
 from porter.alignment.module_result import ModuleResult
@@ -38,6 +39,17 @@ SPREAD = 0.04
 
 Seen = Mapping[str, Sequence[Verdict]]
 """A module's tensors, each over all calls."""
+
+
+class Replayed(Protocol):
+    """What is needed of a module that was replayed: `tensors` are the verdicts of its native lane, per call."""
+
+    @property
+    def pair(self) -> Pair: ...
+    @property
+    def drifted(self) -> bool: ...
+    @property
+    def tensors(self) -> Sequence[Sequence[Verdict]]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class Siblings:
     _groups: dict[tuple[str, str], dict[str, Seen]] = field(default_factory=dict)
     _drifted: set[str] = field(default_factory=set)
 
-    def add(self, result: ModuleResult) -> None:
+    def add(self, result: Replayed) -> None:
         """Keep the numbers of one module; its tensors are not kept."""
         module = result.pair.module
         if result.drifted:
