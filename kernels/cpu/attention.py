@@ -7,7 +7,16 @@ from struct import Struct
 
 import torch
 
-from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, threads_for
+from porter.kernels.cpu.layout import (
+    EMPTY,
+    FLOAT_CODES,
+    NOT_CONTIGUOUS,
+    NOT_CPU,
+    NOT_FLOAT,
+    OTHER_DTYPE,
+    OTHER_SHAPE,
+    threads_for,
+)
 from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
 from porter.kernels.cpu.linear import linear
 
@@ -23,7 +32,6 @@ TORCH_FROM_QUERIES = 16
 measured."""
 
 LAST_STRIDED = "the last dimension is not contiguous"
-OTHER_SHAPE = "shapes do not fit each other"
 
 _pack_shape = Struct("8q").pack
 _pack_attention = Struct("13q").pack
@@ -133,14 +141,15 @@ def mask_strides(mask: Mask, batch: int, heads: int) -> tuple[int, int, int, int
     return b if mask.shape[0] == batch else 0, h if mask.shape[1] == heads else 0, s, t
 
 
-def _accepts_mask(mask: Mask, length: int, keys: int) -> str | None:
+def _accepts_mask(mask: Mask, batch: int, heads: int, length: int, keys: int) -> str | None:
     if mask is None:
         return None
     if not mask.is_cpu:
         return NOT_CPU
     if mask.dtype not in MASK_DTYPES:
         return "the mask is neither bool, float32 nor bfloat16"
-    if mask.dim() != 4 or mask.shape[2] != length or mask.shape[3] != keys:
+    shape = mask.shape
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (length, keys):
         return "the mask is not [B or 1, H or 1, S, T]"
     return None
 
@@ -163,11 +172,12 @@ def accepts_attention(
         return OTHER_DTYPE
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         return LAST_STRIDED
-    if query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3] or key.shape[2] != value.shape[2]:
-        return OTHER_SHAPE
     if not (query.numel() and key.numel() and value.numel()):
         return EMPTY
-    return _accepts_mask(attention_mask, query.shape[2], key.shape[2])
+    (batch, heads, length, size), key_shape = query.shape, key.shape
+    if key_shape[0] != batch or heads % key_shape[1] or key_shape[3] != size or value.shape[:3] != key_shape[:3]:
+        return OTHER_SHAPE
+    return _accepts_mask(attention_mask, batch, heads, length, key_shape[2])
 
 
 def accepts_mla(
@@ -195,4 +205,10 @@ def accepts_mla(
             return EMPTY
     if not kv_b_weight.is_contiguous():
         return NOT_CONTIGUOUS
-    return _accepts_mask(attention_mask, query_nope.shape[2], latent.shape[2])
+    (batch, heads, length, nope), (rows, size) = query_nope.shape, kv_b_weight.shape
+    keys, rope = latent.shape[2], query_rope.shape[3]
+    if query_rope.shape[:3] != (batch, heads, length) or rows % heads or rows <= heads * nope:
+        return OTHER_SHAPE
+    if latent.shape != (batch, 1, keys, size) or key_rope.shape != (batch, 1, keys, rope):
+        return OTHER_SHAPE
+    return _accepts_mask(attention_mask, batch, heads, length, keys)

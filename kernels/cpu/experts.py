@@ -7,7 +7,16 @@ from struct import Struct
 
 import torch
 
-from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, rows_of
+from porter.kernels.cpu.layout import (
+    EMPTY,
+    FLOAT_CODES,
+    NOT_CONTIGUOUS,
+    NOT_CPU,
+    NOT_FLOAT,
+    OTHER_DTYPE,
+    OTHER_SHAPE,
+    rows_of,
+)
 from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
 from porter.kernels.cpu.linear import EXACT_K
 
@@ -98,9 +107,11 @@ def accepts_int8_experts(
     """float32 or bfloat16 activations, int8 weights with float32 scales."""
     if gate_up.dtype is not torch.int8 or down.dtype is not torch.int8:
         return "the weights are not int8"
-    for scale in (gate_up_scale, down_scale):
+    for scale, weight in ((gate_up_scale, gate_up), (down_scale, down)):
         if scale.dtype is not torch.float32 or not scale.is_contiguous() or not scale.is_cpu:
             return "the scales are not contiguous float32 on the CPU"
+        if scale.shape != weight.shape[:2]:
+            return OTHER_SHAPE
     if gate_up.shape[2] > EXACT_K or down.shape[2] > EXACT_K:
         return f"K is over {EXACT_K}: int32 sums might overflow"
     return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
@@ -117,4 +128,9 @@ def _accepts(
         return "expert numbers are not int64"
     if not (gate_up.is_contiguous() and down.is_contiguous()):
         return NOT_CONTIGUOUS
+    experts, size, intermediate = down.shape
+    if hidden.dim() != 2 or hidden.shape[1] != size or gate_up.shape != (experts, 2 * intermediate, size):
+        return OTHER_SHAPE
+    if index.shape != weights.shape or index.shape[0] != hidden.shape[0]:
+        return OTHER_SHAPE
     return None if hidden.numel() and index.numel() and down.numel() else EMPTY

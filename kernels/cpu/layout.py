@@ -13,6 +13,7 @@ NOT_FLOAT = "activations are neither float32 nor bfloat16"
 OTHER_DTYPE = "tensors differ in dtype"
 NOT_CONTIGUOUS = "weights are not contiguous"
 EMPTY = "a tensor is empty"
+OTHER_SHAPE = "shapes do not fit each other"
 
 PARALLEL_BYTES = 1 << 16
 """Below this much memory traffic one thread is used: waking others would cost more than they save. An estimate, not yet
@@ -33,13 +34,13 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     strides = x.stride()
     if strides[-1] != 1 and shape[-1] != 1:
         return x.contiguous(), shape[-1]
-    row_stride, expected = 0, 0
+    row_stride, expected = None, 0
     for size, stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
         if size == 1:
             continue
-        if row_stride == 0:
+        if row_stride is None:
             row_stride, expected = stride, stride
         elif stride != expected:
             return x.contiguous(), shape[-1]
         expected *= size
-    return x, row_stride or shape[-1]
+    return x, shape[-1] if row_stride is None else row_stride

@@ -13,6 +13,7 @@ from porter.kernels.cpu.layout import (
     NOT_CPU,
     NOT_FLOAT,
     OTHER_DTYPE,
+    OTHER_SHAPE,
     rows_of,
     threads_for,
 )
@@ -125,6 +126,8 @@ def accepts_int8(
         return "the weight is not int8 with float32 scales"
     if not weight_scale.is_contiguous():
         return NOT_CONTIGUOUS
+    if weight_scale.numel() != weight.shape[0]:
+        return OTHER_SHAPE
     return _accepts_rest(x, weight, bias)
 
 
@@ -138,8 +141,14 @@ def accepts_w8a8(
 
 
 def _accepts_rest(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    n, k = weight.shape
+    if x.shape[-1] != k:
+        return OTHER_SHAPE
     if weight.stride(1) != 1:
         return UNALIGNED
-    if bias is not None and (bias.dtype is not x.dtype or not bias.is_contiguous()):
-        return "the bias differs in dtype or is not contiguous"
+    if bias is not None:
+        if bias.dtype is not x.dtype or not bias.is_contiguous():
+            return "the bias differs in dtype or is not contiguous"
+        if bias.numel() != n:
+            return OTHER_SHAPE
     return None if x.numel() and weight.numel() else EMPTY

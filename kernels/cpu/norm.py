@@ -13,6 +13,7 @@ from porter.kernels.cpu.layout import (
     NOT_CPU,
     NOT_FLOAT,
     OTHER_DTYPE,
+    OTHER_SHAPE,
     rows_of,
     threads_for,
 )
@@ -107,6 +108,8 @@ def accepts_rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: flo
         return OTHER_DTYPE
     if not weight.is_contiguous():
         return NOT_CONTIGUOUS
+    if weight.numel() != hidden_states.shape[-1]:
+        return OTHER_SHAPE
     return None if hidden_states.numel() else EMPTY
 
 
@@ -132,4 +135,6 @@ def accepts_swiglu(gate_up: torch.Tensor) -> str | None:
         return NOT_CPU
     if gate_up.dtype not in FLOAT_CODES:
         return NOT_FLOAT
+    if gate_up.shape[-1] % 2:
+        return OTHER_SHAPE
     return None if gate_up.numel() else EMPTY

@@ -7,7 +7,7 @@ from struct import Struct
 
 import torch
 
-from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, threads_for
+from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CPU, NOT_FLOAT, OTHER_DTYPE, OTHER_SHAPE, threads_for
 from porter.kernels.cpu.library import KernelLibrary
 
 Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -50,6 +50,11 @@ def accepts_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin:
         return OTHER_DTYPE
     if query.dim() != 4 or key.dim() != 4 or cos.dim() != 3:
         return "query and key are not [B, H, S, D], or cos is not [B, S, R]"
+    batch, _, length, size = query.shape
+    if key.shape[0] != batch or key.shape[2] != length or key.shape[3] != size:
+        return OTHER_SHAPE
+    if sin.shape != cos.shape or cos.shape[0] not in (1, batch) or cos.shape[1] != length or cos.shape[2] > size:
+        return OTHER_SHAPE
     if query.stride(3) != 1 or key.stride(3) != 1 or cos.stride(2) != 1 or sin.stride(2) != 1:
         return "the last dimension is not contiguous"
     return None if query.numel() and key.numel() else EMPTY

@@ -7,7 +7,16 @@ from struct import Struct
 
 import torch
 
-from porter.kernels.cpu.layout import EMPTY, FLOAT_CODES, NOT_CONTIGUOUS, NOT_CPU, NOT_FLOAT, rows_of, threads_for
+from porter.kernels.cpu.layout import (
+    EMPTY,
+    FLOAT_CODES,
+    NOT_CONTIGUOUS,
+    NOT_CPU,
+    NOT_FLOAT,
+    OTHER_SHAPE,
+    rows_of,
+    threads_for,
+)
 from porter.kernels.cpu.library import KernelLibrary
 
 Routing = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -67,13 +76,15 @@ def router_grouped_sigmoid(library: KernelLibrary) -> GroupedSigmoid:
 
 
 def accepts_router(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> str | None:
-    """CPU tensors, each float32 or bfloat16; the weight contiguous."""
+    """CPU tensors, each float32 or bfloat16; the weight contiguous; at most as many picks as experts."""
     if not (hidden.is_cpu and weight.is_cpu):
         return NOT_CPU
     if hidden.dtype not in FLOAT_CODES or weight.dtype not in FLOAT_CODES:
         return NOT_FLOAT
     if not weight.is_contiguous():
         return NOT_CONTIGUOUS
+    if hidden.dim() != 2 or hidden.shape[1] != weight.shape[1] or not 0 < top_k <= weight.shape[0]:
+        return OTHER_SHAPE
     return None if hidden.numel() and weight.numel() else EMPTY
 
 
@@ -87,9 +98,12 @@ def accepts_grouped_sigmoid(
     renormalize: bool,
     routed_scaling_factor: float,
 ) -> str | None:
-    """As `accepts_router`, with a contiguous float32 bias and at least two experts in a group."""
+    """As `accepts_router`, with a contiguous float32 bias, and groups of one size and at least two experts."""
     if bias.dtype is not torch.float32 or not bias.is_contiguous() or not bias.is_cpu:
         return "the bias is not contiguous float32 on the CPU"
-    if weight.shape[0] < 2 * num_group:
+    experts = weight.shape[0]
+    if experts < 2 * num_group:
         return "a group has fewer than two experts"
+    if experts % num_group or bias.numel() != experts or not 0 < topk_group <= num_group:
+        return OTHER_SHAPE
     return accepts_router(hidden, weight, top_k, renormalize)

@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from porter.kernels.contract import Implementation
-from porter.kernels.cpu.build import available_isas
 from porter.kernels.cpu.provider import KERNELS, CpuProvider
 from porter.kernels.reference.linear import quantize_per_token
 from porter.kernels.registry import default_registry
-
-PROVIDERS = {isa: CpuProvider(isa) for isa in available_isas()}
-
-
-@pytest.fixture(scope="module", params=list(PROVIDERS))
-def provider(request: pytest.FixtureRequest) -> CpuProvider:
-    found = PROVIDERS[request.param]
-    assert found.library.load() is None, found.library.reason
-    return found
 
 
 def kernel(provider: CpuProvider, name: str, variant: str) -> Implementation:
