@@ -44,22 +44,29 @@ def align(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint contains.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of continuing a comparison that was interrupted.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> int:
     """Compare CANDIDATE with GOLDEN module by module; name the first drift and its cause.
+
+    Interrupted while it compares a directory, the same command continues where it was.
 
     Exit status 0: aligned. 1: drift, or too little compared to say. 2: bad input.
 
     Example: porter align golden port --html report.html
     """
-    check_options(passes, dtype, factor, sweep, sweep_length)
+    check_options(passes, dtype, factor, sweep, sweep_length, fresh)
     for path in (html, junit, sarif):
         check_output(path)
     from porter.alignment.align import align as compare
+    from porter.alignment.journal import Resumption
     from porter.alignment.sweep import sweep as compare_in_regimes
     from porter.certificate import certify
 
-    compared = partial(compare_in_regimes, longest=sweep_length) if sweep else compare
+    resumable = partial(compare, resumption=Resumption(fresh, say))
+    compared = partial(compare_in_regimes, longest=sweep_length) if sweep else resumable
     with progress("aligning") as advance:
         report = compared(
             golden,
@@ -91,12 +98,16 @@ def render(result: dict[str, Any], console: Console) -> None:
         print_sweep(result["sweep"], console)
 
 
-def check_options(passes: str, dtype: str, factor: float, sweep: bool, sweep_length: int | None) -> None:
+def check_options(
+    passes: str, dtype: str, factor: float, sweep: bool, sweep_length: int | None, fresh: bool = False
+) -> None:
     """Refuse what cannot be done, before any work. Raises PorterError naming the option."""
     from porter.errors import PorterError
 
     if sweep_length is not None and not sweep:
         raise PorterError("--sweep-length: only with --sweep")
+    if fresh and sweep:
+        raise PorterError("--fresh: not with --sweep, which always starts anew")
     if passes not in PASSES:
         raise PorterError(f"--pass: {passes!r} is no pass; choose one of {', '.join(PASSES)}")
     if dtype not in DTYPES:
