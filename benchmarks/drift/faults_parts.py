@@ -142,7 +142,8 @@ def untied(change: Callable[[Tensor, Site], Tensor]) -> Plant:
 
     def plant(site: Site) -> str:
         head = site.module("lm_head")
-        head.weight = nn.Parameter(change(head.weight.data.clone(), site), requires_grad=False)
+        weight = change(head.weight.data.clone(), site).to(head.weight.dtype)
+        head.weight = nn.Parameter(weight, requires_grad=False)
         return "lm_head"
 
     return plant

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +17,9 @@ from benchmarks.drift.case import Case, Expectation, plant
 from benchmarks.drift.floor import excess
 from benchmarks.drift.site import Site
 from benchmarks.drift.workshop import Workshop
+
+CRASHED = "crashed"
+"""The verdict of a case that raised, ran out of time, or took its process with it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,8 @@ class Outcome:
 
     @property
     def counts(self) -> bool:
-        """Whether the fault moves its module by more than twice the noise."""
-        return self.fault and self.excess is not None and self.excess > 2.0
+        """Whether the fault moves its module by more than twice the noise; a case that crashed counts as a failure."""
+        return self.fault and (self.verdict == CRASHED or (self.excess is not None and self.excess > 2.0))
 
     @property
     def detected(self) -> bool:
@@ -93,8 +99,38 @@ def over_the_floor(case: Case, workshop: Workshop, model: Any, expectation: Expe
     return expectation, largest
 
 
-def judge(case: Case, workshop: Workshop) -> Outcome:
-    """Run the case. An exception out of porter is an outcome too: the verdict "crashed"."""
+def judge(case: Case, workshop: Workshop, limit: float) -> Outcome:
+    """Run the case, for `limit` seconds at most. An exception is an outcome too: the verdict "crashed"."""
+    try:
+        with limited(limit):
+            return _judged(case, workshop)
+    except Exception as failure:
+        return crashed(case, f"{type(failure).__name__}: {failure}")
+
+
+def crashed(case: Case, error: str) -> Outcome:
+    """The outcome of a case that came to no end."""
+    faulty = case.fault is not None
+    return Outcome(case.id, case.family.name, case.pair, faulty, (), case.kinds, None, CRASHED, None, (), 0.0, error)
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the main thread after so many seconds."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _judged(case: Case, workshop: Workshop) -> Outcome:
     prepared = workshop.prepared(case)
     model, expectation = candidate_of(case, workshop)
     moved = None
@@ -107,7 +143,7 @@ def judge(case: Case, workshop: Workshop) -> Outcome:
         verdict, first = report.verdict, report.first_drift.module if report.first_drift else None
         causes, error = tuple(cause.kind for cause in report.causes), ""
     except Exception as failure:
-        verdict, first, causes, error = "crashed", None, (), f"{type(failure).__name__}: {failure}"
+        verdict, first, causes, error = CRASHED, None, (), f"{type(failure).__name__}: {failure}"
     seconds = time.process_time() - began
     return Outcome(
         case.id, case.family.name, case.pair, case.fault is not None, expectation.modules, case.kinds, moved, verdict,

@@ -23,18 +23,18 @@ from typing import Any
 import torch
 
 from benchmarks.drift.case import Case
-from benchmarks.drift.judge import candidate_of
+from benchmarks.drift.judge import candidate_of, limited
 from benchmarks.drift.workshop import Workshop
 
 MODULE = re.compile(r"^(?:Module|Cell)\.(?:.*?\.)?((?:model|lm_head)(?:\..*?)?)\.[A-Z]\w*\.forward\.\d+\.(.*)$")
 
 
-def run_msprobe(python: Path, seed: int, ids: Sequence[str]) -> dict[str, Any]:
-    """Case id -> what msprobe said; runs this file under `python`."""
+def run_msprobe(python: Path, seed: int, ids: Sequence[str], limit: float) -> dict[str, Any]:
+    """Case id -> what msprobe said; runs this file under `python`, for `limit` seconds a case at most."""
     with tempfile.TemporaryDirectory(prefix="porter-msprobe-") as folder:
         asked, answered = Path(folder) / "ids.json", Path(folder) / "said.json"
         asked.write_text(json.dumps(list(ids)), encoding="utf-8")
-        command = [str(python), "-m", "benchmarks.drift.msprobe_side", str(seed), str(asked), str(answered)]
+        command = [str(python), "-m", "benchmarks.drift.msprobe_side", str(seed), str(asked), str(answered), str(limit)]
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root)}
         done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, check=False)
@@ -132,7 +132,7 @@ def said(rows: Sequence[tuple[str, str]], healthy: Sequence[tuple[str, str]] | N
 
 
 def main(arguments: Sequence[str]) -> None:
-    """SEED IDS.json OUTPUT.json, under the interpreter that has msprobe."""
+    """SEED IDS.json OUTPUT.json LIMIT, under the interpreter that has msprobe."""
     from benchmarks.drift.run import all_cases
 
     seed, ids = int(arguments[0]), set(json.loads(Path(arguments[1]).read_text(encoding="utf-8")))
@@ -142,7 +142,8 @@ def main(arguments: Sequence[str]) -> None:
         examiner = Examiner(Path(folder), seed)
         for case in (case for case in all_cases(seed) if case.id in ids):
             try:
-                answers[case.id] = examiner.examine(case)
+                with limited(float(arguments[3])):
+                    answers[case.id] = examiner.examine(case)
             except Exception as failure:
                 answers[case.id] = {"failed": f"{type(failure).__name__}: {failure}"}
             Path(arguments[2]).write_text(json.dumps(answers), encoding="utf-8")

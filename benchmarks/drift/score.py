@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.drift.judge import Outcome
+from benchmarks.drift.judge import CRASHED, Outcome
 
 
 def mark(outcome: Outcome) -> str:
     """In a word, what came of a case."""
-    if outcome.verdict == "crashed":
+    if outcome.verdict == CRASHED:
         return "CRASHED"
     if not outcome.fault:
         return "FALSE ALARM" if outcome.false_alarm else "aligned"
@@ -53,6 +53,7 @@ def summary(outcomes: Sequence[Outcome], theirs: Mapping[str, Any] | None = None
         "false_alarms": sum(o.false_alarm for o in legitimate),
         "seconds_median": statistics.median(seconds) if seconds else 0.0,
         "seconds_max": max(seconds, default=0.0),
+        "seconds_total": sum(seconds),
         "misjudged": [line(o) for o in wrong],
         "by_kind": _by_kind(counted),
         "outcomes": [o.data() for o in outcomes],
@@ -81,6 +82,12 @@ def _theirs(counted: Sequence[Outcome], legitimate: Sequence[Outcome], theirs: M
         "detected": sum(theirs[o.id]["error"] > 0 for o in ran),
         "detected_with_warnings": sum(theirs[o.id]["error"] + theirs[o.id]["warning"] > 0 for o in ran),
         "located": sum(theirs[o.id]["first"] in o.modules[0] for o in ran),
+        "porter": {
+            "detected": sum(o.detected for o in ran),
+            "located": sum(o.located for o in ran),
+            "explained": sum(o.explained for o in ran),
+            "false_alarms": sum(o.false_alarm for o in sound),
+        },
         "legitimate": len(sound),
         "false_alarms": sum(theirs[o.id]["error"] > 0 for o in sound),
         "false_alarms_with_warnings": sum(theirs[o.id]["error"] + theirs[o.id]["warning"] > 0 for o in sound),
@@ -92,29 +99,35 @@ def _theirs(counted: Sequence[Outcome], legitimate: Sequence[Outcome], theirs: M
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The score table, porter beside msprobe, and what porter misjudged."""
-    counted, legit, theirs = found["over_twice_the_floor"], found["legitimate"], found.get("msprobe")
+    """The score table, porter beside msprobe on the cases that msprobe ran, and what porter misjudged."""
+    counted, legit = found["over_twice_the_floor"], found["legitimate"]
     rows = [
-        ("planted faults (over twice the floor)", f"{found['faults']} ({counted})", theirs and str(theirs["faults"])),
-        ("detected", _share(found["detected"], counted), theirs and _share(theirs["detected"], theirs["faults"])),
-        (
-            "right module first",
-            _share(found["located"], counted),
-            theirs and _share(theirs["located"], theirs["faults"]),
-        ),
-        ("right cause first", _share(found["explained"], counted), theirs and "-"),
-        (
-            "false alarms",
-            _share(found["false_alarms"], legit),
-            theirs and _share(theirs["false_alarms"], theirs["legitimate"]),
-        ),
-        ("seconds a case, median", f"{found['seconds_median']:.2f}", theirs and f"{theirs['seconds_median']:.2f}"),
+        ("planted faults (over twice the floor)", f"{found['faults']} ({counted})"),
+        *((words, _share(found[name], counted)) for name, words in SCORES),
+        ("false alarms", _share(found["false_alarms"], legit)),
+        ("seconds of CPU a case, median", f"{found['seconds_median']:.2f}"),
     ]
-    head = ["| | porter |", "|---|---|"] if theirs is None else ["| | porter | msprobe |", "|---|---|---|"]
-    body = [f"| {name} | {ours} |" + (f" {other} |" if theirs is not None else "") for name, ours, other in rows]
+    table = ["| | porter |", "|---|---|", *(f"| {name} | {ours} |" for name, ours in rows)]
     kinds = [f"| {kind} | {' | '.join(map(str, row))} |" for kind, row in found["by_kind"].items()]
-    table = ["", "| kind | cases | detected | module | cause |", "|---|---|---|---|---|", *kinds]
-    return "\n".join([*head, *body, *table, "", *(f"- `{each}`" for each in found["misjudged"])])
+    kinds = ["", "| kind | cases | detected | module | cause |", "|---|---|---|---|---|", *kinds]
+    total = (
+        f"{counted + legit} cases judged in {found['seconds_total']:.0f} s of CPU, {len(found['misjudged'])} wrongly."
+    )
+    beside = ["", *_beside(found["msprobe"])] if "msprobe" in found else []
+    return "\n".join([*table, *beside, *kinds, "", *(f"- `{each}`" for each in found["misjudged"]), "", total])
+
+
+SCORES = (("detected", "detected"), ("located", "right module first"), ("explained", "right cause first"))
+
+
+def _beside(theirs: Mapping[str, Any]) -> list[str]:
+    """porter and msprobe on the same cases."""
+    faults, legit, ours = theirs["faults"], theirs["legitimate"], theirs["porter"]
+    rows = [(words, _share(ours[n], faults), _share(theirs[n], faults) if n in theirs else "-") for n, words in SCORES]
+    rows.append(("false alarms", _share(ours["false_alarms"], legit), _share(theirs["false_alarms"], legit)))
+    rows.append(("says other than without the fault", "-", _share(theirs["differs_from_healthy"], faults)))
+    rows.append(("seconds of CPU a case, median", "-", f"{theirs['seconds_median']:.2f}"))
+    return ["| the same cases | porter | msprobe |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _share(part: int, whole: int) -> str:
