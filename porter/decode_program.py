@@ -39,6 +39,9 @@ class DecodeProgram:
         self.model, self.cache, self.logits = model, cache, logits
         self.layers: list[Any] = list(cache.layers)
         self.program = recorder.program
+        # Kernels are handed addresses: weights that are replaced meanwhile must not be freed under them.
+        for weight in (*model.parameters(), *model.buffers()):
+            self.program.keep(weight.detach())
         self.hidden_states, self.position_embeddings = recorder.inputs()
         self.program.finish()
         self._follow_position(recorder)

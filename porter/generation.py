@@ -48,6 +48,8 @@ def refuse_not_finite(logits: torch.Tensor, whose: str) -> None:
         )
 
 
+# The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.
+@torch.inference_mode()
 def generate(
     model: nn.Module, input_ids: torch.Tensor, new_tokens: int, *, stop: frozenset[int] = frozenset()
 ) -> Iterator[Step]:
@@ -72,16 +74,15 @@ def generate(
     greedy = OpCall("sampling", "greedy")
     finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)
     tokens = input_ids
-    with torch.inference_mode():
-        for _ in range(new_tokens):
-            start = time.perf_counter()
-            logits = decode(tokens)[:, -1]
-            chosen = greedy(logits)
-            seconds = time.perf_counter() - start
-            if tokens is input_ids:
-                refuse_not_finite(logits, "the model")
-            yield Step(chosen, seconds, decode.way, decode.refusal)
-            finished |= torch.tensor([int(t) in stop for t in chosen])
-            if bool(finished.all()):
-                return
-            tokens = chosen[:, None]
+    for _ in range(new_tokens):
+        start = time.perf_counter()
+        logits = decode(tokens)[:, -1]
+        chosen = greedy(logits)
+        seconds = time.perf_counter() - start
+        if tokens is input_ids:
+            refuse_not_finite(logits, "the model")
+        yield Step(chosen, seconds, decode.way, decode.refusal)
+        finished |= torch.tensor([int(t) in stop for t in chosen])
+        if bool(finished.all()):
+            return
+        tokens = chosen[:, None]

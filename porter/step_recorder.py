@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import Cache
 
-from porter.kernels.cpu.library import DTYPE_CODES, KernelLibrary
+from porter.kernels.cpu.layout import FLOAT_CODES
+from porter.kernels.cpu.library import KernelLibrary
 from porter.kernels.cpu.program import Program, recording
 from porter.kernels.dispatch import op_calls
 from porter.kv_cache import ContiguousLayer
@@ -39,10 +40,12 @@ def kernel_library(model: nn.Module, cache: Cache) -> KernelLibrary:
         raise NotRecordable("the key-value cache is not contiguous")
     if not isinstance(getattr(model.base_model, "rotary_emb", None), nn.Module):
         raise NotRecordable("the model has no rotary_emb")
-    provider: Any = calls[0][1].registry.providers.get("cpu")
-    if provider is None or provider.library.load() is not None:
-        raise NotRecordable("the CPU kernels are not available")
-    library: KernelLibrary = provider.library
+    library = getattr(calls[0][1].registry.providers.get("cpu"), "library", None)
+    if library is None or not library.loaded:
+        raise NotRecordable("the CPU kernels are not in use")
+    if not isinstance(library, KernelLibrary):
+        # Its calls may be numbered otherwise than this porter's: a program would call the wrong kernels.
+        raise NotRecordable("the model runs its own copy of the kernels")
     return library
 
 
@@ -120,11 +123,11 @@ class StepRecorder(TorchDispatchMode):
 
     def _add(self, a: torch.Tensor, b: Any, alpha: Any = 1) -> torch.Tensor:
         same = isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype and alpha == 1
-        if not same or a.dtype not in DTYPE_CODES or not (a.is_contiguous() and b.is_contiguous()):
+        if not same or a.dtype not in FLOAT_CODES or not (a.is_contiguous() and b.is_contiguous()):
             raise NotRecordable("a sum of tensors that differ in shape, dtype or layout")
         out = torch.empty_like(a)
         self.program.keep(out)
-        self.program.library.add(out.data_ptr(), a.data_ptr(), b.data_ptr(), a.numel(), DTYPE_CODES[a.dtype])
+        self.program.library.add(out.data_ptr(), a.data_ptr(), b.data_ptr(), a.numel(), FLOAT_CODES[a.dtype])
         return out
 
     def _pack(self, source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

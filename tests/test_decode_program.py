@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +16,10 @@ import porter
 from porter.decode_program import DecodeProgram, checked_step, model_step, record_step
 from porter.decoder import Decoder
 from porter.generation import generate
-from porter.kernels.registry import default_registry
+from porter.kernels.cpu.library import RECORDED
+from porter.kernels.cpu.provider import CpuProvider
+from porter.kernels.dispatch import op_calls
+from porter.kernels.registry import OpRegistry, default_registry
 from porter.kv_cache import contiguous_cache
 
 pytestmark = pytest.mark.skipif(
@@ -138,6 +143,63 @@ def test_what_a_program_cannot_repeat_is_named_and_the_model_goes_on(random_chec
     steps = list(generate(model, prompt(model), 12))
     assert (steps[-1].way, steps[-1].refusal) == ("model", "torch.mul.Tensor between kernels")
     assert [int(step.tokens[0]) for step in steps] == expected
+
+
+def test_a_recording_that_fails_leaves_nothing_behind(random_checkpoint: Checkpoint) -> None:
+    model = ported(random_checkpoint("qwen3"), "qwen3")
+    expected = [int(step.tokens[0]) for step in generate(model, prompt(model), 12)]
+    mlp, library = model.model.layers[1].mlp, default_registry().providers["cpu"].library  # type: ignore[attr-defined]
+    functions = {name: getattr(library, name) for name in RECORDED}
+    forward = mlp.forward
+
+    def interrupted(hidden_states: torch.Tensor) -> torch.Tensor:
+        if hidden_states.shape[1] == 1:
+            raise KeyboardInterrupt
+        return forward(hidden_states)  # type: ignore[no-any-return]
+
+    mlp.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(generate(model, prompt(model), 12))
+    mlp.forward = forward
+    assert {name: getattr(library, name) for name in RECORDED} == functions
+    assert not any(module._forward_hooks for module in model.modules())
+    steps = list(generate(model, prompt(model), 12))
+    assert [int(step.tokens[0]) for step in steps] == expected and steps[-1].way == "replayed"
+
+
+def test_generations_of_two_models_take_turns(random_checkpoint: Checkpoint) -> None:
+    """Step by step in turns, and in two threads: each gives what it gives alone, and the caller's mode stays."""
+    models = [ported(random_checkpoint(kind), kind) for kind in ("qwen2", "qwen3")]
+    alone = [[int(s.tokens[0]) for s in generate(model, prompt(model), 20)] for model in models]
+    turns: list[list[int]] = [[], []]
+    for pair in zip(*(generate(model, prompt(model), 20) for model in models), strict=True):
+        assert not torch.is_inference_mode_enabled()
+        for tokens, step in zip(turns, pair, strict=True):
+            tokens.append(int(step.tokens[0]))
+    assert turns == alone and not torch.is_inference_mode_enabled()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(5):
+            both = pool.map(lambda model: [int(s.tokens[0]) for s in generate(model, prompt(model), 20)], models)
+            assert list(both) == alone
+
+
+def test_weights_that_are_replaced_stay_until_the_program_ends(random_checkpoint: Checkpoint) -> None:
+    model = ported(random_checkpoint("qwen2"), "qwen2")
+    program, _ = recorded(model)
+    assert isinstance(program, DecodeProgram)
+    kept = {tensor.data_ptr() for tensor in program.program.kept}
+    assert all(parameter.data_ptr() in kept for parameter in model.parameters())
+
+
+def test_a_copy_of_the_kernels_and_kernels_that_are_not_used_refuse(random_checkpoint: Checkpoint) -> None:
+    model = ported(random_checkpoint("qwen2"), "qwen2")
+    filled(model, prompt(model))
+    unused, foreign = CpuProvider(), SimpleNamespace(name="cpu", library=SimpleNamespace(loaded=True))
+    for provider, reason in ((unused, "not in use"), (foreign, "its own copy")):
+        for _, call in op_calls(model):
+            call.registry = OpRegistry({}, {"cpu": cast(Any, provider)})
+        assert reason in str(recorded(model)[0])
+    assert not unused.library.loaded
 
 
 def test_hooks_and_other_caches_refuse(random_checkpoint: Checkpoint) -> None:

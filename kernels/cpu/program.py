@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ SLOTS = 16
 """Slots of 8 bytes per command: the code of the kernel, then its arguments. As in program.cpp."""
 
 Argument = int | float | bool | bytes | None
+
+_one_recording = threading.RLock()
 
 
 class Program:
@@ -84,20 +87,26 @@ class Program:
 
 @contextmanager
 def recording(library: KernelLibrary, program: Program) -> Iterator[None]:
-    """Within the context every kernel call is executed, and appended to `program`. Not for use by several threads."""
-    originals = {name: getattr(library, name) for name in RECORDED}
+    """Within the context every kernel call of this thread is executed, and appended to `program`.
 
-    def recorded(name: str) -> Callable[..., None]:
+    Calls of other threads are executed alone; a recording in another thread is waited for.
+    """
+    thread = threading.get_ident()
+
+    def recorded(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: Argument) -> None:
-            program.append(name, arguments)
-            originals[name](*arguments)
+            if threading.get_ident() == thread:
+                program.append(name, arguments)
+            kernel(*arguments)
 
         return call
 
-    try:
-        for name in RECORDED:
-            setattr(library, name, recorded(name))
-        yield
-    finally:
-        for name, function in originals.items():
-            setattr(library, name, function)
+    with _one_recording:
+        originals = {name: getattr(library, name) for name in RECORDED}
+        try:
+            for name, kernel in originals.items():
+                setattr(library, name, recorded(name, kernel))
+            yield
+        finally:
+            for name, kernel in originals.items():
+                setattr(library, name, kernel)
