@@ -59,7 +59,7 @@ def reduced_config(config: Any) -> Any:
 def _sample_layer_types(types: list[str], count: int) -> list[str]:
     """`count` layer types in which every kind of the model appears."""
     kinds = list(dict.fromkeys(types))
-    return (kinds + types)[:count]
+    return (kinds + types * count)[:count]
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:

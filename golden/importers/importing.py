@@ -101,7 +101,8 @@ def _write(dump: Dump, writer: Writer, reference: Reference) -> dict[str, Any]:
     detail = writer.header["detail"]
     facts = RunFacts()
     for number, step in enumerate(dump.steps()):
-        calls = [*step.calls, *whole_call(step, reference.root)]
+        calls = [part for call in step.calls for part in reference.unfused(call)]
+        calls += whole_call(step, reference.root)
         end = facts.end_of(replace(step, calls=calls))
         _write_step(calls, writer, TensorEncoder(writer, detail), reference.kinds, number, facts.batch)
         writer.end_step({"step": number, **end})
@@ -123,8 +124,8 @@ def _write_step(
         inputs = _node({"args": call.args, "kwargs": call.kwargs}, encoder)
         outputs = _output_node(call.output, encoder)
         kind = call.kind or kinds.get(call.module, "unknown")
-        arguments = (encoder.resolved(text) for text in (inputs, outputs))
-        writer.record(step, counts[call.module], call.module, kind, *arguments, batch)
+        given, returned = encoder.resolved(inputs), encoder.resolved(outputs)
+        writer.record(step, counts[call.module], call.module, kind, given, returned, batch)
         counts[call.module] += 1
 
 
@@ -156,7 +157,8 @@ def _node(value: Any, encoder: TensorEncoder) -> str:
 
 def _measured_node(value: Measured) -> dict[str, Any]:
     """The digest is one of the statistics: equal for equal tensors, but no proof that they are equal."""
-    stride, numel = [], 1
+    stride: list[int] = []
+    numel = 1
     for size in reversed(value.shape):
         stride.insert(0, numel)
         numel *= size

@@ -1,4 +1,4 @@
-"""Which of transformers' output classes a dumped set of named fields was: modules read their children's by attribute."""
+"""Which of transformers' output classes a dumped set of named fields was: modules read it by attribute."""
 
 from __future__ import annotations
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
+from porter.correspondence import Entry
 from porter.errors import PorterError
-from porter.golden.importers.dump import Held
+from porter.golden.importers.dump import Call, Held
 from porter.golden.node import class_path
 from porter.golden.source import source_directory
 from porter.golden.weights import file_digest
@@ -21,7 +23,7 @@ from porter.golden.weights import file_digest
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reference:
     """``described``: the manifest's ``model``. ``kinds``: class name per module, empty where the model is unknown."""
 
@@ -29,11 +31,36 @@ class Reference:
     root: str
     kinds: dict[str, str] = field(default_factory=dict)
     checkpoint: Path | None = None
+    config: Any = None
+
+    def unfused(self, call: Call) -> list[Call]:
+        """The calls of the source modules that a fused projection (qkv_proj, gate_up_proj) stands for, by the
+        correspondence of porter's own port; the call as it is for any other module."""
+        if not self.kinds or call.module in self.kinds:
+            return [call]
+        entry = self._fusions.get(call.module)
+        output = call.output
+        if entry is None or not isinstance(output, Tensor) or output.shape[-1:] != (sum(entry.sizes),):
+            return [call]
+        parts = output.split(list(entry.sizes), dim=-1)
+        return [replace(call, module=name, output=part) for name, part in zip(entry.sources, parts, strict=True)]
+
+    @cached_property
+    def _fusions(self) -> dict[str, Entry]:
+        """What a port of this model fuses; nothing for a family that porter does not port."""
+        from porter.models.family import family_of
+
+        try:
+            family = family_of(self.config.model_type)
+            correspondence = family.correspondence(self.config, family.port(self.config))
+        except PorterError:
+            return {}
+        return {entry.target: entry for entry in correspondence.modules().entries}
 
 
 def unreferenced(root: str | None) -> Reference:
     """Of a model of which the dump says no more than the class name, if that."""
-    described = {
+    described: dict[str, Any] = {
         "class": root or "unknown", "config": None, "attn_implementation": None, "parameters": 0, "checkpoint": None,
         "digests": None, "unverified": [], "weights": False, "tied": {},
     }  # fmt: skip
@@ -69,7 +96,7 @@ def reference_of(name: str) -> Reference:
         "weights": False,
         "tied": {},
     }
-    return Reference(described, type(model).__name__, kinds, directory)
+    return Reference(described, type(model).__name__, kinds, directory, config)
 
 
 def check_parameters(dumped: Mapping[str, Held], reference: Reference) -> None:

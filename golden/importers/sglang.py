@@ -136,6 +136,7 @@ def _step(files: list[_File], dump: Dump) -> Step:
         elif hooked.module:
             dump.lost.setdefault(hooked.module, _FOREIGN)
     rows, mask = _rows(core)
+    calls += [head for hooked in hooks.done for head in _head(hooked, rows, mask)]
     logits = next((h.outputs["next_token_logits"] for h in hooks.done if "next_token_logits" in h.outputs), None)
     known = logits is not None and rows is not None and len(logits) == len(rows)
     generated: list[int] | None = logits.argmax(-1).tolist() if logits is not None and known else None
@@ -188,6 +189,18 @@ def _call(hooked: _Hooked, tokens: int | None) -> Call | None:
     if len(inputs) == len(outputs) == 2 and _NORM.search(hooked.module.rpartition(".")[2]):
         return Call(hooked.module, None, [_batched(outputs[1], tokens)], {}, _batched(outputs[0], tokens))
     return None
+
+
+def _head(hooked: _Hooked, rows: list[list[int]] | None, mask: list[list[int]] | None) -> Iterator[Call]:
+    """The head's call, which SGLang's logits processor makes itself: of the last token of every sequence."""
+    logits = hooked.outputs.get("next_token_logits")
+    states = [t for t in hooked.inputs.values() if t.is_floating_point() and t.dim() == 2]
+    if logits is None or rows is None or len(states) != 1 or not hooked.module:
+        return
+    lengths = [sum(row) for row in mask] if mask else [len(row) for row in rows]
+    last = torch.tensor(lengths).cumsum(0) - 1
+    if len(logits) == len(rows) and len(states[0]) == sum(lengths):
+        yield Call("lm_head", None, [states[0][last].unsqueeze(0)], {}, logits.unsqueeze(0))
 
 
 def _batched(tensor: Tensor, tokens: int | None) -> Tensor:
