@@ -17,14 +17,18 @@ Edit = tuple[int, int, list[str]]  # first line, line after the last, replacemen
 class SourceMismatch(PorterError):
     """The class's text does not have the form that its rewrite edits; the class is left as it is, with this reason."""
 
+    def __init__(self, class_name: str, reason: str) -> None:
+        super().__init__(f"class {class_name} {reason}")
+        self.class_name = class_name
 
-def port_class(lines: list[str], node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
-    """The edits on the file's `lines` that turn class `node` into its ported form."""
+
+def port_class(node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
+    """The edits on the lines of the file that turn class `node` into its ported form. Raises SourceMismatch."""
     decorators = [d for d in node.decorator_list if _is_kernel_decorator(d)]
     edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in decorators]
     methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
     if "forward" not in methods or "__init__" not in methods:
-        raise SourceMismatch(f"class {node.name} does not define both __init__ and forward")
+        raise SourceMismatch(node.name, "does not define both __init__ and forward")
     edits += _edit_init(node.name, methods["__init__"], candidate)
     edits.append(_replace_forward(methods["forward"], candidate))
     edits += [(_start(methods[name]), _end(methods[name]) + 1, []) for name in candidate.drop if name in methods]
@@ -62,7 +66,7 @@ def _edit_init(class_name: str, init: ast.FunctionDef, candidate: Candidate) -> 
     for fusion in candidate.fusions:
         missing = [s for s in fusion.sources if s not in built or _linear_call(built[s]) is None]
         if missing:
-            raise SourceMismatch(f"class {class_name} does not build {missing[0]} by a plain nn.Linear(...) call")
+            raise SourceMismatch(class_name, f"does not build {missing[0]} by a plain nn.Linear(...) call")
         first, *rest = (built[s] for s in fusion.sources)
         position = min((first, *rest), key=lambda s: s.lineno)
         new = [" " * 8 + line for line in _fused_lines(class_name, fusion, [built[s] for s in fusion.sources])]
@@ -95,7 +99,7 @@ def _linear_call(stmt: ast.Assign) -> tuple[str, str, str] | None:
 def _fused_lines(class_name: str, fusion: Fusion, built: list[ast.Assign]) -> list[str]:
     calls = [call for stmt in built if (call := _linear_call(stmt)) is not None]
     if len({(a, c) for a, _, c in calls}) != 1:
-        raise SourceMismatch(f"class {class_name}: {', '.join(fusion.sources)} differ in input size or bias")
+        raise SourceMismatch(class_name, f"gives {', '.join(fusion.sources)} different input sizes or biases")
     in_features, bias = calls[0][0], calls[0][2]
     rows = [rows for _, rows, _ in calls]
     if fusion.sizes is None:

@@ -7,13 +7,9 @@ import importlib.util
 import os
 import sys
 import tempfile
-from pathlib import Path
 from types import ModuleType
 
-
-def cache_directory() -> Path:
-    """Where porter keeps what it generates: $PORTER_CACHE, or ~/.cache/porter."""
-    return Path(os.environ.get("PORTER_CACHE") or Path.home() / ".cache" / "porter")
+from porter.kernels.cpu.build import cache_directory
 
 
 def import_text(text: str, name: str) -> ModuleType:

@@ -52,7 +52,7 @@ def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str) -> 
         if not isinstance(node, ast.ClassDef):
             continue
         if node.name in candidates:
-            edits += port_class(lines, node, candidates[node.name])
+            edits += port_class(node, candidates[node.name])
             kept += _kept_linears(node, candidates[node.name])
         if node.name.endswith("ForCausalLM"):
             edits.append(_scheme_edit(node))

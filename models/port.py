@@ -138,8 +138,7 @@ def _generate(
             text = ported_text(module, search.chosen(), chip)
             break
         except SourceMismatch as error:
-            name = str(error).split()[1].rstrip(":")
-            search.reject(name, str(error))
+            search.reject(error.class_name, str(error))
     loaded = import_text(text, f"{module.rsplit('.', 1)[1]}_{chip.replace('-', '_')}")
     ported = getattr(loaded, class_name)(config).double()
     ported.load_state_dict(correspondence_of(source, search.chosen()).convert(source.state_dict()))

@@ -23,7 +23,12 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to port an upstream class: what its `__init__` loses and gains, and its new forward."""
+    """One way to port an upstream class: what its `__init__` loses and gains, and its new forward.
+
+    `rename` maps the attributes that `forward` reads to upstream's names for them. `append` are lines for the end of
+    `__init__`, `drop` are methods to remove. `keep_linear` names linears that stay torch's, since an Op reads their
+    weight; `needs_ported` names children that `forward` calls in their ported form.
+    """
 
     rewrite: str
     forward: type[nn.Module]
@@ -34,7 +39,6 @@ class Candidate:
     drop: tuple[str, ...] = ()
     keep_linear: tuple[str, ...] = ()
     needs_ported: tuple[str, ...] = ()
-    ops: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

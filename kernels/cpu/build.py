@@ -138,7 +138,7 @@ def build(isa: str) -> Path:
     compiler, sources = find_compiler(), source_directory()
     compile_flags, link_flags = openmp_flags(compiler)
     flags = [*FLAGS, *isa_flags(isa, cpu_features()), *compile_flags]
-    folder = cache_directory() / _digest(sources, [*compiler, *flags, *link_flags])
+    folder = cache_directory() / _digest(sources, compiler, [*flags, *link_flags])
     library = folder / f"porter_cpu_{isa}.so"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,10 +150,9 @@ def build(isa: str) -> Path:
     return library
 
 
-def _digest(sources: Path, flags: list[str]) -> str:
-    digest = hashlib.sha256("\0".join(flags).encode())
-    version = subprocess.run([*find_compiler(), "--version"], capture_output=True).stdout
-    digest.update(version)
+def _digest(sources: Path, compiler: list[str], flags: list[str]) -> str:
+    digest = hashlib.sha256("\0".join([*compiler, *flags]).encode())
+    digest.update(subprocess.run([*compiler, "--version"], capture_output=True).stdout)
     for name in [*(f"{s}.cpp" for s in SOURCES), *(f"{h}.h" for h in HEADERS)]:
         digest.update((sources / name).read_bytes())
     return digest.hexdigest()[:24]

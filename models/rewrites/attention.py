@@ -101,7 +101,6 @@ class GroupedQueryAttention:
                     f'self.rope = OpCall("rope", "{style}")',
                     'self.attention = OpCall("attention", "gqa")',
                 ),
-                ops=(("rope", style), ("attention", "gqa"), ("linear", "standard")),
             )
             for style in ("half", "interleaved")
         ]

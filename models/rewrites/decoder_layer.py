@@ -47,7 +47,6 @@ class DecoderLayer:
     """Two pre-norm residual blocks: attention, then an MLP or a mixture of experts."""
 
     name = "decoder_layer"
-    requires = "rms_norm"
 
     def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
         """One candidate; None when the module has no attention and MLP of its own."""
@@ -63,6 +62,5 @@ class DecoderLayer:
                 forward=DecoderLayerForward,
                 variant="pre_norm",
                 needs_ported=("post_attention_layernorm",),
-                ops=(("add_rms_norm", "standard"),),
             )
         ]

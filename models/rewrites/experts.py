@@ -53,7 +53,6 @@ class GroupedSigmoidRouter:
                 forward=GroupedSigmoidForward,
                 variant="grouped_sigmoid",
                 append=('self.router = OpCall("router", "grouped_sigmoid")',),
-                ops=(("router", "grouped_sigmoid"),),
             )
         ]
 
@@ -99,6 +98,5 @@ class StackedExperts:
                 forward=ExpertsForward,
                 variant="standard",
                 append=('self.experts = OpCall("experts", "standard")',),
-                ops=(("experts", "standard"),),
             )
         ]

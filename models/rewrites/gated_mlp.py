@@ -59,7 +59,6 @@ class GatedMLP:
                 rename={"down_proj": down[0]},
                 fusions=(Fusion("gate_up_proj", (gate, up)),),
                 append=('self.swiglu = OpCall("swiglu", "standard")',),
-                ops=(("swiglu", "standard"), ("linear", "standard")),
             )
             for gate, up in ((first, second), (second, first))
         ]

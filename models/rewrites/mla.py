@@ -93,12 +93,6 @@ class MultiHeadLatentAttention:
                     'self.absorbed_attention = OpCall("mla_attention", "absorbed")',
                     'self.expanded_attention = OpCall("mla_attention", "expanded")',
                 ),
-                ops=(
-                    ("rope", style),
-                    ("mla_attention", "absorbed"),
-                    ("mla_attention", "expanded"),
-                    ("linear", "standard"),
-                ),
             )
             for style in ("interleaved", "half")
         ]

@@ -50,7 +50,6 @@ class RMSNorm:
                     f'self.rms_norm = OpCall("rms_norm", "{variant}")',
                     f'self.add_rms_norm = OpCall("add_rms_norm", "{variant}")',
                 ),
-                ops=(("rms_norm", variant), ("add_rms_norm", variant)),
             )
             for variant in ("standard", "zero_centered")
         ]
