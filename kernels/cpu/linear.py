@@ -66,25 +66,16 @@ def linear(library: KernelLibrary) -> Linear:
 
 def linear_w8a16(library: KernelLibrary) -> Int8Linear:
     """x (weight * weight_scale)^T + bias with int8 weights, floating-point maths."""
-
-    def call(
-        x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        x, stride = rows_of(x)
-        n, k = weight.shape
-        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
-        library.linear(
-            out.data_ptr(), x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
-            None if bias is None else bias.data_ptr(), x.numel() // k, n, k, stride, weight.stride(0), FEW_ROWS,
-            FLOAT_CODES[x.dtype], INT8_CODE, threads_for(n * k),
-        )
-        return out
-
-    return call
+    return _int8(library, "linear", INT8_CODE)
 
 
 def linear_w8a8(library: KernelLibrary) -> Int8Linear:
     """The same with x quantized per token and exact integer sums."""
+    return _int8(library, "linear_w8a8")
+
+
+def _int8(library: KernelLibrary, kernel: str, *weight_code: int) -> Int8Linear:
+    """`kernel` is looked up at each call: a recording puts another function in its place."""
 
     def call(
         x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
@@ -92,10 +83,10 @@ def linear_w8a8(library: KernelLibrary) -> Int8Linear:
         x, stride = rows_of(x)
         n, k = weight.shape
         out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
-        library.linear_w8a8(
+        getattr(library, kernel)(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
             None if bias is None else bias.data_ptr(), x.numel() // k, n, k, stride, weight.stride(0), FEW_ROWS,
-            FLOAT_CODES[x.dtype], threads_for(n * k),
+            FLOAT_CODES[x.dtype], *weight_code, threads_for(n * k),
         )
         return out
 

@@ -24,24 +24,13 @@ Softmax = Callable[[torch.Tensor, torch.Tensor, int, bool], Routing]
 GroupedSigmoid = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int, bool, float], Routing]
 
 _pack_shape = Struct("9q").pack
-_FLOAT32 = FLOAT_CODES[torch.float32]
 
 
 def router_softmax(library: KernelLibrary) -> Softmax:
     """The top k of the softmax; logits and weights in the dtype of `hidden`."""
 
     def call(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
-        x, stride = rows_of(hidden)
-        (tokens, size), experts, code = x.shape, weight.shape[0], FLOAT_CODES[x.dtype]
-        logits = torch.empty((tokens, experts), dtype=x.dtype)
-        weights = torch.empty((tokens, top_k), dtype=x.dtype)
-        indices = torch.empty((tokens, top_k), dtype=torch.int64)
-        shape = _pack_shape(tokens, size, experts, top_k, 1, 1, stride, renormalize, 0)
-        library.router(
-            logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(), None, shape,
-            1.0, code, FLOAT_CODES[weight.dtype], code, threads_for(4 * weight.numel()),
-        )
-        return logits, weights, indices
+        return _route(library, hidden, weight, None, hidden.dtype, (top_k, 1, 1), renormalize, 1.0)
 
     return call
 
@@ -59,20 +48,35 @@ def router_grouped_sigmoid(library: KernelLibrary) -> GroupedSigmoid:
         renormalize: bool,
         routed_scaling_factor: float,
     ) -> Routing:
-        x, stride = rows_of(hidden)
-        (tokens, size), experts = x.shape, weight.shape[0]
-        logits = torch.empty((tokens, experts), dtype=torch.float32)
-        weights = torch.empty((tokens, top_k), dtype=torch.float32)
-        indices = torch.empty((tokens, top_k), dtype=torch.int64)
-        shape = _pack_shape(tokens, size, experts, top_k, num_group, topk_group, stride, renormalize, 1)
-        library.router(
-            logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(), bias.data_ptr(),
-            shape, float(routed_scaling_factor), FLOAT_CODES[x.dtype], FLOAT_CODES[weight.dtype], _FLOAT32,
-            threads_for(4 * weight.numel()),
-        )
-        return logits, weights, indices
+        picks = top_k, num_group, topk_group
+        return _route(library, hidden, weight, bias, torch.float32, picks, renormalize, routed_scaling_factor)
 
     return call
+
+
+def _route(
+    library: KernelLibrary,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    picks: tuple[int, int, int],
+    renormalize: bool,
+    factor: float,
+) -> Routing:
+    """Logits and weights in `dtype`; `picks` are experts per token, groups, and groups kept. No bias: softmax."""
+    x, stride = rows_of(hidden)
+    (tokens, size), experts, top_k = x.shape, weight.shape[0], picks[0]
+    logits = torch.empty((tokens, experts), dtype=dtype)
+    weights = torch.empty((tokens, top_k), dtype=dtype)
+    indices = torch.empty((tokens, top_k), dtype=torch.int64)
+    shape = _pack_shape(tokens, size, experts, *picks, stride, renormalize, bias is not None)
+    library.router(
+        logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(),
+        None if bias is None else bias.data_ptr(), shape, float(factor), FLOAT_CODES[x.dtype],
+        FLOAT_CODES[weight.dtype], FLOAT_CODES[dtype], threads_for(4 * weight.numel()),
+    )
+    return logits, weights, indices
 
 
 def accepts_router(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> str | None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from porter.kernels.contract import Arguments
 
 
 class Draw:
@@ -54,8 +50,3 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     wide = tensor.new_zeros(*tensor.shape, 2)
     wide[..., 0] = tensor
     return wide[..., 0]
-
-
-def map_tensors(function: Any, arguments: Arguments) -> Arguments:
-    """`function` applied to the tensors of two or more dimensions among `arguments`."""
-    return tuple(function(a) if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in arguments)

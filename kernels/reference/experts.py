@@ -9,7 +9,7 @@ import torch
 from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
 from porter.kernels.reference.activation import swiglu_standard
 from porter.kernels.reference.draw import Draw, spread
-from porter.kernels.reference.linear import linear_w8a8, linear_w8a8_exact
+from porter.kernels.reference.linear import linear_w8a8, linear_w8a8_exact, linear_w8a16
 
 ExpertMLP = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -76,6 +76,17 @@ def experts_standard(
     return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
 
 
+def _int8_mlp(product: Callable[..., torch.Tensor], *weights: torch.Tensor) -> ExpertMLP:
+    """One expert whose two linears are `product`, over gate_up, gate_up_scale, down and down_scale."""
+    gate_up, gate_up_scale, down, down_scale = weights
+
+    def mlp(x: torch.Tensor, expert: int) -> torch.Tensor:
+        gated = swiglu_standard(product(x, gate_up[expert], gate_up_scale[expert], None))
+        return product(gated.to(x.dtype), down[expert], down_scale[expert], None)
+
+    return mlp
+
+
 def experts_w8a16(
     hidden: torch.Tensor,
     top_k_index: torch.Tensor,
@@ -86,24 +97,8 @@ def experts_w8a16(
     down_scale: torch.Tensor,
 ) -> torch.Tensor:
     """As `experts_standard` with int8 gate_up and down times gate_up_scale [E, 2I] and down_scale [E, H]."""
-
-    def mlp(x: torch.Tensor, expert: int) -> torch.Tensor:
-        first = gate_up[expert].to(x.dtype) * gate_up_scale[expert].to(x.dtype)[:, None]
-        second = down[expert].to(x.dtype) * down_scale[expert].to(x.dtype)[:, None]
-        return torch.nn.functional.linear(swiglu_standard(torch.nn.functional.linear(x, first)), second)
-
-    dtype = compute_dtype(hidden.dtype)
+    mlp, dtype = _int8_mlp(linear_w8a16, gate_up, gate_up_scale, down, down_scale), compute_dtype(hidden.dtype)
     return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
-
-
-def _w8a8_mlp(product: Callable[..., torch.Tensor], *weights: torch.Tensor) -> ExpertMLP:
-    gate_up, gate_up_scale, down, down_scale = weights
-
-    def mlp(x: torch.Tensor, expert: int) -> torch.Tensor:
-        gated = swiglu_standard(product(x, gate_up[expert], gate_up_scale[expert], None))
-        return product(gated.to(x.dtype), down[expert], down_scale[expert], None)
-
-    return mlp
 
 
 def experts_w8a8(
@@ -116,7 +111,7 @@ def experts_w8a8(
     down_scale: torch.Tensor,
 ) -> torch.Tensor:
     """As `experts_w8a16` with hidden, and then the gated activation, quantized per token as in `linear_w8a8`."""
-    mlp, dtype = _w8a8_mlp(linear_w8a8, gate_up, gate_up_scale, down, down_scale), compute_dtype(hidden.dtype)
+    mlp, dtype = _int8_mlp(linear_w8a8, gate_up, gate_up_scale, down, down_scale), compute_dtype(hidden.dtype)
     return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
 
 
@@ -124,7 +119,7 @@ def experts_w8a8_exact(
     hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *weights: torch.Tensor
 ) -> torch.Tensor:
     """float64 oracle: codes chosen in the compute dtype, everything else in float64."""
-    mlp = _w8a8_mlp(linear_w8a8_exact, *weights)
+    mlp = _int8_mlp(linear_w8a8_exact, *weights)
     return _routed(hidden, top_k_index, top_k_weights, weights[0].shape[0], mlp, torch.float64)
 
 
