@@ -21,6 +21,7 @@ from porter.alignment.journal import FOLDER, Journal, Resumption, journaling
 from porter.alignment.journal_key import key_of
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
+from porter.alignment.quorum import align_by_quorum
 from porter.alignment.replaced_layers import replaced_layers
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
@@ -55,6 +56,7 @@ def align(
     source: nn.Module | None = None,
     progress: Progress | None = None,
     resumption: Resumption | None = None,
+    also: Sequence[Golden | str | Path] = (),
 ) -> Report:
     """Compare `candidate` with `golden` module by module and say where it drifts first and why.
 
@@ -63,9 +65,17 @@ def align(
     its own rounding noise a module may err. `source`: the source model, where the golden's own reference cannot be
     rebuilt; it is changed (its weights become the candidate's where these are in order). `resumption`: what was found
     is written down in porter's cache, and a comparison of the same directory that was interrupted continues from it.
+    `also`: further goldens of the same tokens, which vote with `golden` on which of them is wrong (`quorum.py`).
 
     Raises PorterError for input that cannot be compared at all.
     """
+    if also:
+        options: dict[str, Any] = {
+            "passes": passes, "modules": modules, "factor": factor, "correspondence": correspondence, "device": device,
+            "dtype": dtype, "trust_remote_code": trust_remote_code, "source": source, "progress": progress,
+            "resumption": resumption,
+        }  # fmt: skip
+        return align_by_quorum([golden, *also], lambda chosen: align(chosen, candidate, **options), factor, source)
     golden = golden if isinstance(golden, Golden) else Golden.open(golden)
     place = device_of(str(device))
     if place.type == "meta":

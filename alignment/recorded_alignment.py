@@ -46,7 +46,7 @@ def align_recorded(
     if theirs.detail != "full":
         raise PorterError(f"{theirs.path}: recorded as {theirs.detail}; only --detail full holds what a replay needs")
     dtype = dtype_of(theirs.manifest["dtype"] or "float32")
-    wide = _round_to(source, dtype)
+    wide = round_to(source, dtype)
     names = list(dict.fromkeys(record.module for record in theirs.records))
     pairing = pair_modules(golden, names, candidate.correspondence)
     replayer = RecordedReplayer(Recorded(theirs, dtype, torch.device("cpu")), pairing, source, source, factor, wide)
@@ -114,7 +114,7 @@ class _Found:
         self.take(result)
 
 
-def _round_to(source: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
+def round_to(source: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
     """What the candidate's precision does to the weights is no fault of its modules.
 
     Returns those that may be kept wider, unrounded, by the identity of what took their place.

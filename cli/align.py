@@ -41,6 +41,9 @@ def align(
     sweep_length: Annotated[
         int | None, typer.Option(help="With --sweep: the longest sequence (default: what a budget allows, up to 4097).")
     ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="Another golden of the same tokens; several vote which of them is wrong.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint contains.")
     ] = False,
@@ -58,6 +61,7 @@ def align(
     Example: porter align golden port --html report.html
     """
     check_options(passes, dtype, factor, sweep, sweep_length, fresh)
+    check_goldens(golden, also or [], sweep)
     for path in (html, junit, sarif):
         check_output(path)
     from porter.alignment.align import align as compare
@@ -65,7 +69,7 @@ def align(
     from porter.alignment.sweep import sweep as compare_in_regimes
     from porter.certificate import certify
 
-    resumable = partial(compare, resumption=Resumption(fresh, say))
+    resumable = partial(compare, resumption=Resumption(fresh, say), also=also or ())
     compared = partial(compare_in_regimes, longest=sweep_length) if sweep else resumable
     with progress("aligning") as advance:
         report = compared(
@@ -82,7 +86,7 @@ def align(
         )
     result: dict[str, Any] = report.to_json()
     write_reports(result, html, junit, sarif)
-    if passes == "all" and modules is None and certify(Path(candidate), str(golden), result):
+    if passes == "all" and modules is None and not also and certify(Path(candidate), str(golden), result):
         say(f"entered into {candidate}/alignment.json")
     emit(result, json_output, lambda console: render(result, console))
     return ALIGNED if result["verdict"] == "aligned" else NOT_ALIGNED
@@ -114,6 +118,17 @@ def check_options(
         raise PorterError(f"--dtype: {dtype!r} is no precision to compare in; choose one of {', '.join(DTYPES)}")
     if not factor >= 1.0 or factor == float("inf"):
         raise PorterError(f"--factor: {factor:g} must be at least 1, since no module errs less than its own rounding")
+
+
+def check_goldens(golden: Path, also: list[Path], sweep: bool) -> None:
+    """Refuse further goldens that cannot vote, before any work. Raises PorterError naming the option."""
+    from porter.errors import PorterError
+
+    if also and sweep:
+        raise PorterError("--also: not with --sweep, which records goldens of its own")
+    for path in also:
+        if path.resolve() == golden.resolve():
+            raise PorterError(f"--also {path}: is GOLDEN itself; a golden cannot confirm itself")
 
 
 def check_output(path: Path | None) -> None:
