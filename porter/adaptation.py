@@ -93,7 +93,7 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
         reason = str(error).strip().partition("\n")[0]
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
-    float_dtype = _float_dtype(chosen.name, dtype, config)
+    float_dtype = _float_dtype(chosen.name, dtype)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
     if chosen.weight_dtype == torch.int8:
@@ -109,7 +109,7 @@ def _default_scheme(config: Any) -> str:
     return "fp32" if getattr(config, "dtype", None) in (torch.float32, "float32") else "bf16"
 
 
-def _float_dtype(scheme: str, dtype: str | None, config: Any) -> torch.dtype:
+def _float_dtype(scheme: str, dtype: str | None) -> torch.dtype:
     name = dtype or (scheme if scheme in DTYPES else "bf16")
     if name not in DTYPES:
         raise PorterError(f"--dtype {name}: the CPU port computes in {' or '.join(DTYPES)}")

@@ -38,24 +38,21 @@ CARRIED = (
 """Tokenizer and generation files that are copied as they are; no code among them."""
 
 LOCATE_SOURCES = "        set_source_directory(config._name_or_path)\n"
+APPLY_SCHEMES = "        apply_schemes(self, config)\n"
 LOCATE_IMPORT = "from porter.kernels.cpu.build import set_source_directory\n"
 
 
-def exported_text(port_text: str) -> str:
-    """The modelling file with porter's modules beside it, and the kernels' C++ sources found in the checkpoint."""
-    text = port_text.replace("from porter.models.linear import", LOCATE_IMPORT + "from porter.models.linear import", 1)
-    text = text.replace(
-        "        apply_schemes(self, config)\n", LOCATE_SOURCES + "        apply_schemes(self, config)\n", 1
-    )
-    return relative_imports(text)
-
-
 def code_files(port: Port) -> dict[str, str]:
-    """Every code file of the exported directory, by name."""
-    text = port.source.text.replace(
-        "from porter.models.linear import", LOCATE_IMPORT + "from porter.models.linear import", 1
-    )
-    return {port.source.file_name: exported_text(port.source.text), **python_files(text), **native_sources()}
+    """Every code file of the exported directory, by name: modelling file, the modules it imports, C++ sources."""
+    text = _finding_sources(port.source.text)
+    return {port.source.file_name: relative_imports(text), **python_files(text), **native_sources()}
+
+
+def _finding_sources(text: str) -> str:
+    """The modelling file, which when a model is built looks for the kernels' C++ sources in its checkpoint."""
+    for line, before in ((LOCATE_IMPORT, "from porter.models.linear import"), (LOCATE_SOURCES, APPLY_SCHEMES)):
+        text = text.replace(before, line + before, 1)
+    return text
 
 
 def export(
@@ -85,7 +82,7 @@ def export(
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied)
     _refuse_other_than_floats(checkpoint, consumed(plan))
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
-    writer = CheckpointWriter(output, [p for o in outputs for p in o.plans], metadata={"format": "pt"})
+    writer = CheckpointWriter(output, [p for o in outputs for p in o.plans])
     convert(
         checkpoint,
         outputs,
@@ -210,7 +207,7 @@ def _manifest(
 
 
 def _certificate(port: Port) -> dict[str, Any]:
-    """What is known before an alignment ran: the float64 proof. `porter align` results are separate files."""
+    """What is known before an alignment ran: the float64 proof and the kernels' checks. `certify` adds the rest."""
     return {
         "schema": "porter.certificate/1",
         "proof": {"dtype": "float64", "width": "reduced", "bound": port.source.proof.bound, **port.source.proof.errors},

@@ -133,3 +133,22 @@ def test_texts_and_paths_that_cannot_be_used(porter: Any, tmp_path: Path) -> Non
         line = err.strip().splitlines()[-1]
         assert (status, out) == (2, "") and line.startswith("porter: ") and words in line and "--debug" not in line
         assert len(line) < 400
+
+
+def test_fallbacks_are_told_once_per_reason_and_strict_answers_no(
+    porter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from porter.kernels.registry import default_registry
+
+    port = tmp_path / "port"
+    porter("adapt", "tiny-qwen3", "--target", "cpu", "--output", port)
+    library = default_registry().providers["cpu"].library  # type: ignore[attr-defined]
+    monkeypatch.setattr(library, "loaded", False)
+    monkeypatch.setattr(library, "reason", "no compiler here")
+    status, _, err = porter("run", port, "The ", "--new-tokens", "2")
+    told = [line for line in err.splitlines() if line.startswith("fallback")]
+    assert status == 0 and len(told) == 1
+    assert "rms_norm/standard, rope/half, swiglu/standard: cpu refuses: no compiler here" in told[0]
+    status, out, err = porter("run", port, "The ", "--new-tokens", "2", "--strict")
+    line = err.strip().splitlines()[-1]
+    assert (status, out) == (1, "") and line.startswith("porter: --strict: ") and "no compiler here" in line
