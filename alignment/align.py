@@ -17,7 +17,7 @@ from porter.alignment.correspondence_file import check_names
 from porter.alignment.diagnosis import causes_of_weights
 from porter.alignment.findings import Findings
 from porter.alignment.free_pass import FreePass
-from porter.alignment.journal import FOLDER, Journal, Resumption, journaling
+from porter.alignment.journal import FOLDER, Journal, Resumption, journaled, journaling
 from porter.alignment.journal_key import key_of
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
@@ -29,7 +29,7 @@ from porter.alignment.report import Report, Skipped, WeightRow
 from porter.alignment.source import open_source, rebuild_source
 from porter.alignment.streaming import available_bytes, kept, release
 from porter.alignment.verdict import coverage, drifted_weights, first_of, skipped_weights, verdict_of
-from porter.alignment.weights import WeightPairing, adopt, judge
+from porter.alignment.weights import WeightPairing, adopt
 from porter.errors import PorterError
 from porter.golden.source import device_of
 from porter.golden.store import Golden
@@ -104,17 +104,18 @@ def align(
     source = _source(golden, source, findings, place)
     recorded = Recorded(golden, compute_dtype(loaded.model), place)
     checks = checks_of_model(golden, recorded, source, loaded, pairing, wanted)
-    if source is not None:
-        asked = "weights" in wanted
-        _compare_weights(findings, loaded.model, source, pairing, pattern, recorded.recorded_dtype, asked)
-    elif "weights" in wanted and wanted == ("weights",):
+    if source is None and wanted == ("weights",):
         raise PorterError(findings.skipped[0].why)
-    replayer = Replayer(recorded, pairing, loaded.model, source, factor)
-    left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
-    findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
-    free = FreePass(replayer, {pair.module: pair for pair in pairs})
     settings = {"passes": wanted, "modules": modules, "factor": factor, "device": str(device), "dtype": str(dtype)}
     with _journal(golden, candidate, loaded, settings, None if given else resumption) as journal:
+        if source is not None:
+            _compare_weights(
+                findings, loaded.model, source, pairing, pattern, recorded.recorded_dtype, "weights" in wanted, journal
+            )
+        replayer = Replayer(recorded, pairing, loaded.model, source, factor)
+        left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
+        findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
+        free = FreePass(replayer, {pair.module: pair for pair in pairs})
         if "replay" in wanted:
             ReplayPass(findings, replayer, free).run(pairs, advance, journal)
         if "free" in wanted:
@@ -167,12 +168,13 @@ def _compare_weights(
     pattern: re.Pattern[str] | None,
     recorded: torch.dtype,
     asked: bool,
+    journal: Journal | None,
 ) -> None:
     """Judge every weight and make the source the candidate's oracle; drifts count where the pass was asked for."""
-    for weight in WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded):
-        judged = judge(weight)
+    weights = WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded)
+    for judged in journaled(weights, journal):
         adopt(source, judged)
-        if pattern is None or pattern.search(weight.owner):
+        if pattern is None or pattern.search(judged.weight.owner):
             findings.weights.append(judged.settled())
     release(candidate, source)
     if asked:

@@ -1,8 +1,9 @@
-"""The journal of a comparison: one line per replayed module, so that one which was interrupted continues where it was.
+"""The journal of a comparison: one line per weight and module, so that one that was interrupted continues where it was.
 
-A journal is a file of lines, each a checksum and JSON: a header with the schema and the key of the comparison, then one
-line per module in execution order. A line without its end is what an interruption left and is dropped; anything else
-that is wrong makes the whole file void. It is locked while a process uses it and removed when its comparison ends.
+A journal is a file of lines, each a checksum and JSON: the schema with the key of the comparison, then the weights in
+the order of the model and the replayed modules in execution order. A line without its end is what an interruption left
+and is dropped; anything else that is wrong makes the whole file void. It is locked while a process uses it and removed
+when its comparison ends.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from porter.alignment.pairing import Pair
+from porter.alignment.report import WeightRow
 from porter.alignment.settled import Settled
+from porter.alignment.weights import JudgedWeight, Weight, judge
 
 SCHEMA = "porter.alignment.journal/1"
+WEIGHT, MODULE = "weight", "module"
 FOLDER = "alignment"
 SYNC_EVERY = 1.0
 """Seconds of work that a loss of power may cost. What a killed process wrote is never lost."""
@@ -53,46 +57,56 @@ class InUse(Exception):
 class Journal:
     """The open and locked journal of one comparison, called `key`; see `journaling`."""
 
-    def __init__(self, path: Path, key: str, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, key: str, resumption: Resumption) -> None:
         self._path = path
         self._key = key
-        self._say = say
+        self._say = resumption.say
         self._synced = time.monotonic()
-        self._entered = self._total = 0
+        self._total = 0
+        self._entered = {WEIGHT: 0, MODULE: 0}
         self._file: BinaryIO | None = _locked(path)
+        self._found: dict[str, list[Any]] = {WEIGHT: [], MODULE: []}
+        self._begin() if resumption.fresh else self._read(self._file)
+
+    def weights(self) -> list[WeightRow]:
+        """The rows of the weights that were compared before, in order."""
+        try:
+            return [WeightRow(**row) for row in self._found[WEIGHT]]
+        except MALFORMED as error:
+            self._ignore(f"{type(error).__name__}: {error}")
+            return []
 
     def resumed(self, pairs: Sequence[Pair], device: torch.device) -> list[Settled]:
-        """What was found before of the first of `pairs`, tensors on `device`. The file then holds just that."""
+        """What was found before of the first of `pairs`, tensors on `device`."""
         self._total = len(pairs)
-        lines, end, why = self._lines()
+        lines = self._found[MODULE]
         found: list[Settled] = []
         try:
             if len(lines) > len(pairs):
                 raise ValueError(f"{len(lines)} modules where there are {len(pairs)}")
             found = [Settled.from_json(line, pair, device) for line, pair in zip(lines, pairs, strict=False)]
         except MALFORMED as error:
-            why = f"{type(error).__name__}: {error}"
-        if why:
-            self._say(f"{self._path}: ignored, not a whole journal ({why[:80]}): everything is compared anew")
-            found = []
+            self._ignore(f"{type(error).__name__}: {error}")
         if found:
             self._say(f"resuming: {len(found):,} of {len(pairs):,} modules were compared before")
-            self._cut(end)
-        else:
-            self._cut(0)
-            self._write({"schema": SCHEMA, "key": self._key})
-        self._entered = len(found)
+        elif self._found[WEIGHT]:
+            self._say(f"resuming: {len(self._found[WEIGHT]):,} weights were compared before")
+        self._entered = {WEIGHT: 0, MODULE: len(found)}
         return found
+
+    def enter_weight(self, row: WeightRow) -> None:
+        """Write down what was found of the next weight."""
+        self._enter(WEIGHT, asdict(row))
 
     def enter(self, settled: Settled) -> None:
         """Write down what was found of the next module."""
-        self._write(settled.to_json())
-        self._entered += 1
+        self._enter(MODULE, settled.to_json())
 
     def interrupted(self) -> None:
         """Say where the same command would continue."""
-        if self._file is not None and self._entered:
-            done = f"{self._entered:,} of {self._total:,} modules"
+        weights, modules = self._entered[WEIGHT], self._entered[MODULE]
+        if self._file is not None and (weights or modules):
+            done = f"{modules:,} of {self._total:,} modules" if modules else f"{weights:,} weights"
             self._say(f"interrupted after {done}: the same command continues there")
 
     def close(self, finished: bool) -> None:
@@ -104,21 +118,40 @@ class Journal:
         self._file.close()
         self._file = None
 
-    def _lines(self) -> tuple[list[Any], int, str]:
-        """The contents after the header, where the last whole line ends, and what is wrong with them, if anything."""
-        assert self._file is not None, "a journal is read once, when it was opened"
-        self._file.seek(0)
-        whole = self._file.read()
+    def _enter(self, kind: str, content: Any) -> None:
+        self._write([kind, content])
+        self._entered[kind] += 1
+
+    def _read(self, file: BinaryIO) -> None:
+        whole = file.read()
         whole = whole[: whole.rfind(b"\n") + 1]
-        lines = []
+        if not whole:
+            self._begin()
+            return
         for number, line in enumerate(whole.splitlines()):
             digest, _, content = line.partition(b" ")
             if digest != self._checksum(content):
-                return [], 0, f"line {number + 1} was changed" if number else "another schema or key"
-            lines.append(json.loads(content))
-        if lines and lines[0] != {"schema": SCHEMA, "key": self._key}:
-            return [], 0, "another schema or key"
-        return lines[1:], len(whole), ""
+                self._ignore(f"line {number + 1} was changed" if number else "another schema or key")
+                return
+            kind, value = json.loads(content)
+            if number == 0 and (kind, value) != (SCHEMA, self._key):
+                self._ignore("another schema or key")
+                return
+            if number:
+                self._found[kind].append(value)
+        file.seek(len(whole))
+        file.truncate()
+
+    def _ignore(self, why: str) -> None:
+        self._say(f"{self._path}: ignored, not a whole journal ({why[:80]}): everything is compared anew")
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.truncate()
+            self._found = {WEIGHT: [], MODULE: []}
+            self._write([SCHEMA, self._key])
 
     def _write(self, content: Any) -> None:
         if self._file is None:
@@ -133,11 +166,6 @@ class Journal:
         except OSError as error:
             self._say(f"{self._path}: {error.strerror}: from here on an interruption loses what was compared")
             self.close(finished=True)
-
-    def _cut(self, end: int) -> None:
-        assert self._file is not None, "a journal is cut once, when it was read"
-        self._file.seek(end)
-        self._file.truncate()
 
     def _checksum(self, content: bytes) -> bytes:
         return hashlib.sha256(self._key.encode() + content).hexdigest()[:16].encode()
@@ -154,9 +182,7 @@ def journaling(folder: Path, key: str, resumption: Resumption) -> Iterator[Journ
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_forgotten(folder)
-        journal = Journal(path, key, resumption.say)
-        if resumption.fresh:
-            journal._cut(0)
+        journal = Journal(path, key, resumption)
     except InUse:
         resumption.say("another process compares the same: this one cannot be continued if it is interrupted")
     except OSError as error:
@@ -172,6 +198,20 @@ def journaling(folder: Path, key: str, resumption: Resumption) -> Iterator[Journ
     finally:
         if journal is not None:
             journal.close(finished)
+
+
+def journaled(weights: Iterable[Weight], journal: Journal | None) -> Iterator[JudgedWeight]:
+    """Every weight judged: the first ones as the journal knows them, the others now, which it is told."""
+    known = [] if journal is None else journal.weights()
+    for index, weight in enumerate(weights):
+        row = known[index] if index < len(known) else None
+        if row is not None and (row.parameter, row.source) == (weight.name, weight.source):
+            yield JudgedWeight(weight, row)
+            continue
+        judged = judge(weight)
+        if journal is not None:
+            journal.enter_weight(judged.row)
+        yield judged
 
 
 def _locked(path: Path) -> BinaryIO:

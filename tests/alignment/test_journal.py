@@ -18,7 +18,8 @@ from planted import deepseek_v3, golden_of, qwen2
 from torch import nn
 
 import porter.alignment.align as aligning
-from porter.alignment import journal_key
+from porter.alignment import journal as journal_file
+from porter.alignment import journal_key, weights
 from porter.alignment.budget import Verdict
 from porter.alignment.free_pass import FreePass
 from porter.alignment.journal import KEEP_DAYS, Resumption, journaling
@@ -162,6 +163,25 @@ def test_interrupted_in_the_free_run(cases: Callable[[str], Case], monkeypatch: 
     assert run.said[0].startswith("resuming:")
 
 
+def test_interrupted_among_the_weights(cases: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(cases("drift"), passes=("weights", "replay"), modules=r"layers\.3\.self_attn")
+    whole = run.report()
+    judged: list[str] = []
+
+    def judge(weight: Any) -> Any:
+        judged.append(weight.name)
+        if len(judged) == 20:
+            raise KeyboardInterrupt
+        return weights.judge(weight)
+
+    monkeypatch.setattr(journal_file, "judge", judge)
+    run.interrupted(1000)
+    assert run.said == ["interrupted after 19 weights: the same command continues there"]
+    assert run.report() == whole
+    assert run.said == ["resuming: 19 weights were compared before"]
+    assert len(judged) == 20 + len(set(judged)) - 19 and judged[19] == judged[20]
+
+
 def test_changed_settings_weights_or_golden_start_anew(cases: Callable[[str], Case], tmp_path: Path) -> None:
     golden, source = cases("drift")
     folder = tmp_path / "candidate"
@@ -222,7 +242,8 @@ import os, signal, sys
 from porter.alignment.align import align
 from porter.alignment.journal import Resumption
 from pathlib import Path
-from porter.alignment import journal_key
+from porter.alignment import journal as journal_file
+from porter.alignment import journal_key, weights
 import porter.alignment.align as aligning
 import torch
 torch.set_num_threads(1)
