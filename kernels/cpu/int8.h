@@ -96,12 +96,17 @@ struct Int8Dot {
 };
 #endif
 
-// One row to int8: scale = absmax / 127, codes rounded half to even. A zero row has scale 0 and codes 0.
+// One row to int8: scale = absmax / 127, codes rounded half to even. A zero row has scale 0 and codes 0; a row with a
+// NaN or an infinity has scale NaN, because the codes cannot say so.
 template <typename T>
 static inline float quantize_row(int8_t* out, const T* x, int64_t size) {
-  Vec largest = zero();
-  for_each_vector(size, [&](int64_t i, int n) { largest = vmax(largest, vabs(load_count(x + i, n))); });
-  float scale = maximum(largest) / 127.0f;
+  Vec largest = zero(), zeros = zero();
+  for_each_vector(size, [&](int64_t i, int n) {
+    Vec value = load_count(x + i, n);
+    largest = vmax(largest, vabs(value));
+    zeros = fma(value, zero(), zeros);
+  });
+  float scale = maximum(largest) / 127.0f + sum(zeros);
   Vec divisor = set1(scale > 0 ? scale : 1.0f), low = set1(-127.0f), high = set1(127.0f);
   for_each_vector(size, [&](int64_t i, int n) {
     Vec code = vmax(low, vmin(high, round_even(load_count(x + i, n) / divisor)));

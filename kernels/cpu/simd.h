@@ -1,6 +1,6 @@
 // One small vector interface for every instruction set: Vec is a register of float32, with loads and stores that
 // convert from and to bfloat16 and int8. Each section below implements the same functions; the kernels never name
-// an instruction set except where an integer or bfloat16 dot product instruction exists (dot.h).
+// an instruction set except where an integer or bfloat16 dot product instruction exists (int8.h, gemm.h, digits.h).
 #pragma once
 #include <cmath>
 #include <cstdint>

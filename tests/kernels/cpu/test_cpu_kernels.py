@@ -94,6 +94,23 @@ def test_linear_keeps_infinities_and_nans_in_their_places(
     assert bool((output[:, 1] == torch.inf).all()) and bool(output[:, 3].isnan().all())
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_int8_cannot_hold_give_nan_and_spoil_no_other(
+    provider: CpuProvider, rows: int, dtype: torch.dtype, bad: float
+) -> None:
+    """Wherever the value stands: also before the vectors that end the row."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-127, 128, (7, 100), generator=generator).to(torch.int8)
+    for place in (0, 17, 63, 99):
+        x = torch.randn(rows, 100, generator=generator).to(dtype)
+        clean = kernel(provider, "linear", "w8a8").call(x, weight, torch.ones(7), None)
+        x[0, place] = bad
+        output = kernel(provider, "linear", "w8a8").call(x, weight, torch.ones(7), None)
+        assert bool(output[0].isnan().all()) and torch.equal(output[1:], clean[1:])
+
+
 def test_bfloat16_rounds_half_to_even(provider: CpuProvider) -> None:
     """1 + 2^-8 lies between 1 and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6."""
     x = torch.tensor([[1.0, 1.0, 2.0**-8], [1.0, 1.0 + 2.0**-7, 2.0**-8]], dtype=torch.bfloat16)[:, 1:]
