@@ -26,10 +26,8 @@ def _rotate_half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _rotate_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    dtype, half = compute_dtype(x.dtype), cos.shape[-1] // 2
-    cos, sin = cos[..., :half].to(dtype).unsqueeze(1), sin[..., :half].to(dtype).unsqueeze(1)
-    even, odd = x[..., 0::2].to(dtype), x[..., 1::2].to(dtype)
-    return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1).to(x.dtype)
+    halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+    return _rotate_half(halves, cos, sin)
 
 
 def rope_half(
