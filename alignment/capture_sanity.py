@@ -42,6 +42,7 @@ def sanity_of_recording(golden: Golden, candidate: Golden) -> list[SanityCheck]:
         *_golden_checks(golden),
         *chain_checks(recorded_passages(candidate), "candidate", _reader(candidate)),
         *_gaps(_missed(candidate), "candidate"),
+        *_unequal_ranks(candidate, "candidate"),
     ]
 
 
@@ -53,6 +54,7 @@ def invalid(checks: Iterable[SanityCheck]) -> list[SanityCheck]:
 def _golden_checks(golden: Golden) -> Iterator[SanityCheck]:
     yield from chain_checks(recorded_passages(golden), "golden", _reader(golden))
     yield from _gaps(_missed(golden), "golden")
+    yield from _unequal_ranks(golden, "golden")
     imported = golden.manifest.get("imported") or {"missing": ()}
     for lacking in imported["missing"]:
         told = f"the golden was imported from {imported['from']}, which lacks {lacking['what']}: {lacking['why']}"
@@ -60,6 +62,18 @@ def _golden_checks(golden: Golden) -> Iterator[SanityCheck]:
     if not golden.complete:
         why = golden.manifest.get("incomplete", "the recording was cut off")
         yield SanityCheck("incomplete", "", "uncovered", f"the golden is incomplete: {why}")
+
+
+def _unequal_ranks(golden: Golden, side: str) -> Iterator[SanityCheck]:
+    """Of a recording gathered from ranks: the first module that should be whole on all of them, and is not."""
+    unequal = (golden.manifest.get("gathered") or {}).get("unequal")
+    if unequal:
+        first, more = unequal[0], f" ({len(unequal) - 1} more such places)" if len(unequal) > 1 else ""
+        told = (
+            f"{side}: rank {first['rank']} has another {first['side']} of {first['module'] or 'the model'} than the "
+            f"others, by {first['error']:.2g}{more}: a sum over the ranks left out, or other weights on that rank"
+        )
+        yield SanityCheck("ranks", str(first["module"]), "note", told)
 
 
 def _reader(golden: Golden) -> Any:

@@ -114,6 +114,35 @@ def import_(
     return 0
 
 
+@app.command()
+def gather(
+    ranks: Annotated[list[Path], typer.Argument(help="The goldens of all ranks, in the order of ranks.")],
+    output: Annotated[Path, typer.Option(help="Directory to write the golden to.")],
+    layout: Annotated[
+        Path | None, typer.Option(help="JSON list of rules that say how modules are spread over the ranks.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint of the whole model; for the float64 oracle.")] = None,
+    json_output: JsonOption = False,
+) -> int:
+    """Put the goldens of tensor-parallel or expert-parallel ranks together to one golden of the whole model.
+
+    Column-parallel and row-parallel layers are known by transformers' names; other layouts are given, such as
+    [{"module": "qkv_proj$", "output": {"parts": [4, 2, 2]}}].
+
+    Example: porter golden gather rank0 rank1 --output whole --model checkpoint
+    """
+    from porter.golden.importers.reference import reference_of
+    from porter.golden.overview import overview
+    from porter.golden.shard_layout import read_layout
+    from porter.golden.shards import gather as put_together
+
+    rules = None if layout is None else read_layout(layout)
+    described = None if model is None else reference_of(model).described
+    result = overview(put_together(ranks, output, rules, described))
+    emit(result, json_output, lambda console: _print(console, result))
+    return 0
+
+
 def _requested(
     directory: Path, prompts: Path | None, prompt: str | None, tokens: Path | None
 ) -> tuple[list[str] | None, list[list[int]]]:
@@ -143,6 +172,9 @@ def _print(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     for entry in (result["imported"] or {}).get("missing", ()):
         console.print(f"not in the dump: {entry['what']}: {entry['why']}", markup=False)
+    for entry in (result["gathered"] or {}).get("unequal", ()):
+        where = f"{entry['module'] or '(root)'} {entry['side']} at step {entry['step']}"
+        console.print(f"rank {entry['rank']} differs: {where}, by {entry['error']:.2g}", markup=False)
     for entry in result["missed"] or ():
         console.print(f"missed: {entry['module'] or '(root)'}: {entry['why']}", markup=False)
 

@@ -27,6 +27,14 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def place_in_group() -> dict[str, int]:
+    """``rank`` and ``world_size`` of this process in torch's default process group; nothing outside one."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {}
+    return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

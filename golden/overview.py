@@ -10,7 +10,7 @@ from porter.golden.store import Golden
 
 _MANIFEST_FIELDS = (
     "schema", "complete", "incomplete", "detail", "dtype", "device", "created", "modules", "new_tokens", "steps",
-    "prompts", "tokens", "missed", "shared", "environment", "imported",
+    "prompts", "tokens", "missed", "shared", "environment", "imported", "gathered",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from porter.errors import PorterError
-from porter.golden.environment import environment
+from porter.golden.environment import environment, place_in_group
 from porter.golden.format import DETAILS, dtype_name
 from porter.golden.native import measured_by
 from porter.golden.node import encode, is_cache
@@ -186,6 +186,7 @@ def header(
         "prompts": None if prompts is None else list(prompts),
         "new_tokens": 0,
         "sketch_seed": SEED,
+        **place_in_group(),
     }
 
 
