@@ -46,7 +46,7 @@ def filled(model: Any, tokens: torch.Tensor, room: int = 48) -> Any:
     return cache
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", list(PORTED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_replayed_step_gives_the_bits_of_the_model(
