@@ -110,7 +110,7 @@ def accepts_int8_experts(
     for scale, weight in ((gate_up_scale, gate_up), (down_scale, down)):
         if scale.dtype is not torch.float32 or not scale.is_contiguous() or not scale.is_cpu:
             return "the scales are not contiguous float32 on the CPU"
-        if scale.shape != weight.shape[:2]:
+        if scale.numel() * weight.shape[2] != weight.numel():
             return OTHER_SHAPE
     if gate_up.shape[2] > EXACT_K or down.shape[2] > EXACT_K:
         return f"K is over {EXACT_K}: int32 sums might overflow"

@@ -48,16 +48,18 @@ def accepts_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin:
         return NOT_FLOAT
     if key.dtype is not query.dtype or sin.dtype is not cos.dtype:
         return OTHER_DTYPE
-    if query.dim() != 4 or key.dim() != 4 or cos.dim() != 3:
+    shape, key_shape, angles = query.shape, key.shape, cos.shape
+    if len(shape) != 4 or len(key_shape) != 4 or len(angles) != 3:
         return "query and key are not [B, H, S, D], or cos is not [B, S, R]"
-    batch, _, length, size = query.shape
-    if key.shape[0] != batch or key.shape[2] != length or key.shape[3] != size:
+    batch, heads, length, size = shape
+    batches, positions, rotary = angles
+    if key_shape != (batch, key_shape[1], length, size) or sin.shape != angles:
         return OTHER_SHAPE
-    if sin.shape != cos.shape or cos.shape[0] not in (1, batch) or cos.shape[1] != length or cos.shape[2] > size:
+    if (batches != 1 and batches != batch) or positions != length or rotary > size:
         return OTHER_SHAPE
     if query.stride(3) != 1 or key.stride(3) != 1 or cos.stride(2) != 1 or sin.stride(2) != 1:
         return "the last dimension is not contiguous"
-    return None if query.numel() and key.numel() else EMPTY
+    return None if batch and heads and length and key_shape[1] else EMPTY
 
 
 def accepts_interleaved(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
