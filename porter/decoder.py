@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ class Decoder:
         self.refusal = outcome if isinstance(outcome, str) else ""
         return logits
 
-    def _prepare(self, tokens: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    def _prepare(self, tokens: torch.Tensor) -> tuple[DecodeProgram | str, torch.Tensor]:
         if self._program is None:
             self.way = "recorded"
             return record_step(self.model, self.cache, tokens)
