@@ -21,7 +21,6 @@ from porter.alignment.journal import FOLDER, Journal, Resumption, journaled, jou
 from porter.alignment.journal_key import key_of
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
-from porter.alignment.quorum import align_by_quorum
 from porter.alignment.replaced_layers import replaced_layers
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
@@ -70,6 +69,8 @@ def align(
     Raises PorterError for input that cannot be compared at all.
     """
     if also:
+        from porter.alignment.quorum import align_by_quorum
+
         options: dict[str, Any] = {
             "passes": passes, "modules": modules, "factor": factor, "correspondence": correspondence, "device": device,
             "dtype": dtype, "trust_remote_code": trust_remote_code, "source": source, "progress": progress,
