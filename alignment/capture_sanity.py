@@ -24,6 +24,7 @@ from porter.alignment.report import SanityCheck
 from porter.alignment.token_identity import same_tokens, vocabulary_holds
 from porter.errors import PorterError
 from porter.golden.store import Golden
+from porter.golden.unseen import compiled_forward
 
 NEVER_CALLED = "never called: the module above reads its weights itself, or it takes no part"
 
@@ -99,9 +100,7 @@ def _unhookable(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    wrapped = type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
-    marked = any(hasattr(f, "_torchdynamo_orig_callable") for f in (module.forward, type(module).forward))
-    return module._compiled_call_impl is not None or wrapped or marked
+    return module._compiled_call_impl is not None or compiled_forward(module)
 
 
 def _gaps(missed: Sequence[tuple[str, str]], side: str) -> Iterator[SanityCheck]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from porter.golden.native import measured_by
 from porter.golden.node import encode, is_cache
 from porter.golden.sketch import SEED
 from porter.golden.tensors import TensorEncoder
-from porter.golden.weights import StoreWeights, describe_model, write_weights
+from porter.golden.unseen import COMPILED, NEVER_SEEN, being_captured, compiled_forward, why_not_hooked
+from porter.golden.weights import StoreWeights, describe_model, plain_name, write_weights
 from porter.golden.writer import Writer
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -51,18 +51,23 @@ class Recorder:
         self._hooked: set[str] = set()
         self._refused: dict[str, str] = {}
         self._past_length = 0
+        self._traced: set[str] = set()
+        self._on_cuda = any(parameter.is_cuda for parameter in model.parameters())
 
     def attach(self) -> None:
         """Hook every module that can be hooked and matches the pattern, and the root in any case."""
         closed: str | None = None
+        reason = ""
         for name, module in self.model.named_modules():
             if closed is not None and name.startswith(f"{closed}."):
-                self._refused[name] = f"inside {closed}, which takes no hooks"
-            elif (why := _why_not_hooked(module)) is not None:
-                self._refused[name] = why
+                self._refused[name] = f"inside {closed}, {reason}"
+            elif (why := why_not_hooked(module)) is not None:
+                self._refused[name], reason = why, "which takes no hooks"
                 closed = name
             else:
                 self._hook(name, module)
+                if compiled_forward(module):
+                    closed, reason = name, "which is compiled: its modules run as one graph, where hooks are lost"
 
     def detach(self) -> None:
         """Remove every hook and write what is left."""
@@ -73,26 +78,44 @@ class Recorder:
 
     def produced(self) -> dict[str, Any]:
         """What the manifest says of the run: which modules are missing in it, and why."""
-        missed = self._refused | {name: "never called" for name in self._hooked - self._writer.modules}
+        missed = self._refused | {name: self._why_not_called(name) for name in self._hooked - self._writer.modules}
         order = [name for name, _ in self.model.named_modules(remove_duplicate=False)]
+        named = {plain_name(name): missed[name] for name in order if name in missed}
         return {
-            "missed": [{"module": name, "why": missed[name]} for name in order if name in missed],
+            "missed": [{"module": name, "why": why} for name, why in named.items() if name not in self._writer.modules],
             "shared": _shared_modules(self.model),
         }
+
+    def _why_not_called(self, name: str) -> str:
+        """Of a module that was hooked and left no record."""
+        if name in self._traced:
+            return "called within a graph capture alone, where nothing can be read"
+        return NEVER_SEEN
 
     def _hook(self, name: str, module: nn.Module) -> None:
         if name and (isinstance(module, _CONTAINERS) or not (self._pattern is None or self._pattern.search(name))):
             return
 
+        kind = type(getattr(module, "_orig_mod", module)).__name__
+
+        # The compiler takes hooks into its graph. There they must do nothing: they read every element.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._before(name, args, kwargs)
+            if not torch.compiler.is_compiling() and not self._capturing(name):
+                self._before(name, args, kwargs)
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self._after(name, type(module).__name__, output)
+            if not torch.compiler.is_compiling() and not self._capturing(name):
+                self._after(name, kind, output)
 
         self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
         self._hooked.add(name)
+
+    def _capturing(self, name: str) -> bool:
+        if not (self._on_cuda and being_captured()):
+            return False
+        self._traced.add(name)
+        return True
 
     def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not name:
@@ -170,7 +193,7 @@ def header(
 ) -> dict[str, Any]:
     """What a golden's header says before anything runs; PorterError for what cannot be recorded."""
     check_request(detail, modules)
-    why = _why_not_hooked(model)
+    why = why_not_hooked(model) or (COMPILED if compiled_forward(model) else None)
     if why is not None:
         raise PorterError(f"{type(model).__name__} cannot be recorded: it is {why}; record the eager model")
     parameter = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), None)
@@ -231,16 +254,6 @@ def attached(model: nn.Module, writer: Writer) -> Iterator[Recorder]:
     finally:
         recorder.detach()
         writer.close()
-
-
-def _why_not_hooked(module: nn.Module) -> str | None:
-    if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule, which takes no hooks"
-    # torch._dynamo is slow to import, and a compiled module cannot exist before it is.
-    dynamo = sys.modules.get("torch._dynamo")
-    if module._compiled_call_impl is not None or (dynamo and isinstance(module, dynamo.OptimizedModule)):
-        return "compiled: its modules run as one graph, where hooks are lost"
-    return None
 
 
 def _shared_modules(model: nn.Module) -> dict[str, str]:

@@ -49,9 +49,19 @@ def describe_model(model: nn.Module, store: StoreWeights) -> dict[str, Any]:
         described["unverified"] = unverified
     elif store:
         described["weights"] = True
-        described["tied"] = _tied(model.state_dict())
+        described["tied"] = _tied(plain_state(model))
         described["digests"] = _state_digests(model)
     return described
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without the level that `torch.compile(module)` puts in."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def plain_state(model: nn.Module) -> dict[str, Any]:
+    """The state dict under the names that it has where nothing is compiled."""
+    return {plain_name(name): value for name, value in model.state_dict().items()}
 
 
 def checkpoint_files(config: Any) -> list[Path]:
@@ -65,7 +75,7 @@ def write_weights(path: Path, model: nn.Module, tied: dict[str, str]) -> None:
     not at all."""
     shard: dict[str, Tensor] = {}
     size = number = 0
-    for name, tensor in model.state_dict().items():
+    for name, tensor in plain_state(model).items():
         if not isinstance(tensor, Tensor) or name in tied:
             continue
         if shard and size + tensor.nbytes > _SHARD_BYTES:
@@ -112,7 +122,7 @@ def _unchanged_files(directory: Path, digests: dict[str, str]) -> list[Path]:
 
 def _verified_against(files: list[Path], model: nn.Module) -> list[str] | None:
     """The names of the model's tensors that the files do not hold; None if a tensor differs or none is held."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    state = {name: tensor for name, tensor in plain_state(model).items() if isinstance(tensor, Tensor)}
     tied = _tied(state)
     missing = set(state) - set(tied)
     for name, held in _tensors(files):
@@ -143,7 +153,7 @@ def _tied(state: dict[str, Any]) -> dict[str, str]:
 def _state_digests(model: nn.Module) -> dict[str, str]:
     """One digest over all tensors: a capture is only resumed with the weights it began with."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in plain_state(model).items():
         if isinstance(tensor, Tensor):
             digest.update(name.encode())
             digest.update(host_bytes(tensor.detach().cpu().contiguous()))

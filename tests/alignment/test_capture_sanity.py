@@ -17,6 +17,7 @@ from porter.alignment.capture_trace import recorded_passages, watching
 from porter.alignment.layer_chain import chains_of
 from porter.alignment.report import SanityCheck
 from porter.golden.store import Golden
+from porter.golden.unseen import NEVER_SEEN
 
 
 def found(checks: list[SanityCheck], status: str) -> dict[str, SanityCheck]:
@@ -40,7 +41,7 @@ def test_a_sound_pair_is_in_order_at_every_detail(tmp_path: Path, detail: str) -
     }
     assert {(check.check, check.module) for check in checks if check.status != "ok"} == {("gap", "spare")}
     assert [c.says for c in checks if c.check == "gap"] == [
-        "golden: never called",
+        f"golden: {NEVER_SEEN}",
         f"candidate: {NEVER_CALLED}",
     ]
 
