@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from porter.alignment.budget import least
 from porter.alignment.calls import Call, source_module
 from porter.alignment.drift import Drift
 from porter.alignment.forcing import ForcedCall, Untouched
@@ -20,6 +21,7 @@ from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact
 from porter.alignment.replay import CANNOT_RUN, Replayer
 from porter.alignment.report import Cause
+from porter.alignment.states import LABEL
 from porter.alignment.streaming import Tensors, reach
 from porter.alignment.verdict import owner_of
 from porter.alignment.weights import JudgedWeight
@@ -65,10 +67,22 @@ def drift_of(replayer: Replayer, result: ModuleResult, weights: Sequence[JudgedW
         dtype=replayer.recorded.dtype,
         keep=[call.keep for call in calls],
         forced=frozenset(forced),
+        states=narrow_states(result) if lane == "native" else (),
         elsewhere=_elsewhere(replayer.source, result.pair),
         run_candidate=_again(replayer, mine, calls, lane),
         run_module=_runner(side, calls, forced),
     )
+
+
+def narrow_states(result: ModuleResult) -> list[str]:
+    """The states that are over their budget in fewer bits than the source's, where no other tensor is over its own."""
+    over = [verdict for call in result.tensors for verdict in call if verdict.over]
+    if not over or not all(verdict.label.startswith(LABEL) for verdict in over):
+        return []
+    names = dict.fromkeys(verdict.label.removeprefix(LABEL) for verdict in over)
+    floors = {LABEL + name: max(v.floor for v in over if v.label == LABEL + name) for name in names}
+    held = {name: seen.states[name].held for seen in result.candidate_native for name in names if name in seen.states}
+    return [f"{n} in {str(d).removeprefix('torch.')}" for n, d in held.items() if least(d) > floors[LABEL + n]]
 
 
 def causes_of_weights(
@@ -95,6 +109,7 @@ def causes_of_weights(
 def _drift_of_weights(pair: Pair, weights: Sequence[JudgedWeight], source: nn.Module) -> Drift:
     values, expected, quantized = _weights(pair, weights)
     worst_row = max((judged.row.error or 0.0 for judged in weights), default=0.0)
+    floating = [judged.weight.dtype for judged in weights if judged.weight.dtype.is_floating_point]
     return Drift(
         module=pair.module,
         source=pair.source,
@@ -109,6 +124,7 @@ def _drift_of_weights(pair: Pair, weights: Sequence[JudgedWeight], source: nn.Mo
         source_output=[],
         candidate_output=[],
         config=getattr(source, "config", None),
+        dtype=max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32),
         weights=values,
         elsewhere=_elsewhere(source, pair),
         expected=expected,

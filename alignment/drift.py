@@ -64,6 +64,9 @@ class Drift:
     """Per recorded call which positions [B, S] hold tokens (of the others nothing is observed); None: all."""
     forced: frozenset[str] = frozenset()
     """Children that are given their recorded outputs on both sides: nothing inside them brings this drift about."""
+    states: Sequence[str] = ()
+    """What the module keeps from step to step in fewer bits than the source ("recurrent_states in float16"), where
+    that alone is over its budget."""
     run_candidate: Callable[[], list[Observation]] | None = field(repr=False, default=None)
     """Runs the candidate once more, as it ran for `candidate_output`."""
     run_module: Run = field(repr=False, default=lambda module, inputs: [])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porter.alignment.lanes import real
-from porter.alignment.observation import MASK_BELOW
+from porter.alignment.observation import HIDES_BELOW
 
 NAMES = ("position_ids", "cache_position", "attention_mask")
 POSITIONAL = "argument"
@@ -62,7 +62,7 @@ def _differing(mine: Any, theirs: Any, keep: Tensor | None) -> tuple[int, int] |
 def _as_counted(tensor: Tensor, keep: Tensor | None) -> Tensor:
     """Masks as what they let through; without the rows of padding, where anything goes."""
     if tensor.dim() == 4:
-        seen = tensor if tensor.dtype == torch.bool else tensor > MASK_BELOW
+        seen = tensor if tensor.dtype == torch.bool else tensor > HIDES_BELOW
         if keep is None or seen.shape[2] != keep.shape[1]:
             return seen
         return seen & keep.to(seen.device)[:, None, :, None]

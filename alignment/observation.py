@@ -15,6 +15,8 @@ Observation = dict[str, Tensor]
 
 # Additive masks hold finfo.min or -inf: an L2 norm over them says nothing.
 MASK_BELOW = -1e30
+HIDES_BELOW = -9e3
+"""What a mask adds to hide a key: float16 goes no lower than -65504, and older models add -10000."""
 
 
 def tensors(value: Any, label: str) -> Iterator[tuple[str, Tensor]]:

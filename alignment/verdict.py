@@ -102,8 +102,9 @@ def verdict_of(drifts: Sequence[Drifted], covered: Coverage, unjudged: bool = Fa
 
 
 def first_of(drifts: Sequence[Drifted]) -> FirstDrift | None:
-    """The first in execution order."""
-    return min(drifts, key=lambda drifted: drifted.position).drift if drifts else None
+    """The first module in execution order, at its first step: every module was judged on the golden's inputs, so one
+    that shows its fault only in decode does not inherit it from a later module that errs in the prefill already."""
+    return min(drifts, key=lambda drifted: drifted.position[::-1]).drift if drifts else None
 
 
 def statuses(rows: Sequence[ModuleRow]) -> set[str]:

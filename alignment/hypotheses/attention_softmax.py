@@ -9,6 +9,7 @@ import torch
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import attentions
+from porter.alignment.hypotheses.rounding import EIGHTHS, Format, narrower_than
 from porter.alignment.hypotheses.surgery import INTERFACES, names_global, wrap_attention
 from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
 from porter.alignment.observation import MASK_BELOW
@@ -85,4 +86,21 @@ def _trials(drift: Drift) -> Iterator[Trial]:
                 yield Trial("attention-not-softmaxed", says, _weighed_by(path, weigh), part=path)
 
 
+def _narrow_trials(drift: Drift) -> Iterator[Trial]:
+    for path, attention in attentions(drift.source_module, drift.forced):
+        if not names_global(attention, INTERFACES):
+            continue
+        for form in (*narrower_than(drift.dtype), *EIGHTHS):
+            for words, weigh in _rounding(form):
+                says = f"Attention keeps its {words} in {form.name}: compute them in float32"
+                yield Trial("low-precision", says, _weighed_by(path, weigh), part=path, resolves=form.resolves)
+
+
+def _rounding(form: Format) -> Iterator[tuple[str, Weigh]]:
+    yield "scores", lambda logits, seen: _over(-1)(form(logits), seen)
+    yield "probabilities", lambda logits, seen: form(_over(-1)(logits, seen))
+    yield "scores and probabilities", lambda logits, seen: form(_over(-1)(form(logits), seen))
+
+
+NARROW = TrialHypothesis(("low-precision",), _narrow_trials)
 HYPOTHESIS = TrialHypothesis(("attention-not-softmaxed",), _trials)

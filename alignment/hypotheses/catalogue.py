@@ -65,8 +65,14 @@ class Hypothesis(Protocol):
         """The cause with the error before and after; None where the bug leaves most of the error standing."""
 
 
-FATAL: tuple[Hypothesis, ...] = (non_finite.NAN, non_finite.OVERFLOW, determinism.HYPOTHESIS)
-"""Tried first: with NaN about, or another answer each time, no distance means anything."""
+FATAL: tuple[Hypothesis, ...] = (
+    non_finite.NAN,
+    non_finite.OVERFLOW,
+    determinism.HYPOTHESIS,
+    recurrent_state.STORED,
+)
+"""Tried first: with NaN about, or another answer each time, or where outputs are right and states alone are not, no
+distance between outputs means anything."""
 
 PARAMETERS: tuple[Hypothesis, ...] = (
     bias.PARAMETER,
@@ -86,8 +92,11 @@ PARAMETERS: tuple[Hypothesis, ...] = (
 )
 """Wrong values of a parameter, recognised from the values alone."""
 
-PARAMETERS_GENERAL: tuple[Hypothesis, ...] = (parameter_scale.ROWS, parameter_scale.BLOCKS, parameter_layout.PARTS)
-"""What also describes the effect of the ones above, or the part of a parameter that is wrong."""
+PARAMETERS_GENERAL: tuple[Hypothesis, ...] = (parameter_scale.ROWS, parameter_scale.BLOCKS)
+"""What also describes the effect of the ones above."""
+
+PARAMETERS_PARTLY: tuple[Hypothesis, ...] = (parameter_layout.PARTS,)
+"""The part of a parameter that is wrong, where nothing tells how."""
 
 MATHEMATICS: tuple[Hypothesis, ...] = (
     rope_frequencies.THETA,
@@ -113,6 +122,7 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
     attention_mask.WINDOW,
     attention_mask.MASK,
     attention_softmax.HYPOTHESIS,
+    attention_softmax.NARROW,
     kv_cache.STALE,
     kv_cache.NARROW,
     recurrent_state.DTYPE,
@@ -124,7 +134,14 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
 )
 """Bugs with a name in what a module does with its inputs."""
 
-FITTED: tuple[Hypothesis, ...] = (norm_eps.HYPOTHESIS, attention_scale.HYPOTHESIS)
+FITTED: tuple[Hypothesis, ...] = (
+    norm_eps.HYPOTHESIS,
+    attention_scale.HYPOTHESIS,
+    attention_mask.PLACE,
+    kv_cache.SCALE,
+    rope_frequencies.OTHER_POSITIONS,
+    rope_frequencies.OTHER_FREQUENCIES,
+)
 """Bugs with a name and a number to solve for: dozens of replays, so only where none without explains exactly."""
 
 GENERAL: tuple[Hypothesis, ...] = (
@@ -132,6 +149,7 @@ GENERAL: tuple[Hypothesis, ...] = (
     output_relation.RATIO,
     output_relation.OFFSET,
     low_precision.OUTPUT,
+    non_finite.CLIPPED,
     padding.HYPOTHESIS,
 )
 """Relations that also describe the effect of a named bug: reported only where no named bug explains as much."""
@@ -140,6 +158,7 @@ CATALOGUE: tuple[Hypothesis, ...] = (
     *FATAL,
     *PARAMETERS,
     *PARAMETERS_GENERAL,
+    *PARAMETERS_PARTLY,
     *MATHEMATICS,
     *FITTED,
     *GENERAL,
@@ -149,6 +168,8 @@ CATALOGUE: tuple[Hypothesis, ...] = (
 
 TIE = 3.0
 """Distances after within this factor of each other, or both below a tenth of the floor, cannot be told apart."""
+TIE_OF_PARAMETERS = 1.25
+"""Of parameters, thousands of values say how much a relation leaves: less is needed to tell two apart."""
 EXPLAINED = 0.5
 """Confidence from which a cause counts as an explanation."""
 
@@ -181,9 +202,11 @@ def explain_parameters(drift: Drift) -> list[Cause]:
         alone = dataclasses.replace(
             drift, weights={parameter.key: drift.weights[parameter.key]}, elsewhere=elsewhere, lane="exact"
         )
-        found += _best(_tried(alone, PARAMETERS), parameter.floor) or _best(
-            _tried(alone, PARAMETERS_GENERAL), parameter.floor
-        )
+        for group in (PARAMETERS, PARAMETERS_GENERAL, PARAMETERS_PARTLY):
+            best = _best(_tried(alone, group), parameter.floor, TIE_OF_PARAMETERS)
+            found += best
+            if best:
+                break
     return list({cause.kind: cause for cause in reversed(found)}.values())[::-1]
 
 
@@ -216,7 +239,7 @@ def _tried(drift: Drift, hypotheses: Sequence[Hypothesis]) -> list[Cause]:
     return [each for each in found if each is not None]
 
 
-def _best(causes: Sequence[Cause], floor: float) -> list[Cause]:
+def _best(causes: Sequence[Cause], floor: float, tie: float = TIE) -> list[Cause]:
     """The cause that explains most, and those that the numbers cannot tell from it, one of each kind.
 
     They share the confidence: of n causes that explain as much, each is right once in n.
@@ -225,7 +248,7 @@ def _best(causes: Sequence[Cause], floor: float) -> list[Cause]:
     if not within:
         return []
     least = min(found.after or 0.0 for found in within)
-    limit = max(TIE * least, floor / 10.0)
+    limit = max(tie * least, floor / 10.0)
     tied = list({found.kind: found for found in reversed(within) if (found.after or 0.0) <= limit}.values())[::-1]
     if len(tied) == 1:
         return tied

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import attentions
 from porter.alignment.hypotheses.rounding import EIGHTHS
 from porter.alignment.hypotheses.surgery import INTERFACES, names_global, wrap_attention
-from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
+from porter.alignment.hypotheses.trial import Change, Outcome, Trial, TrialHypothesis, cause, distance, solve
+from porter.alignment.observation import Observation, worst
+from porter.alignment.report import Cause
 
 Read = Callable[[torch.Tensor, int], torch.Tensor]
 """(what a decode step should read [B, H, T, D], length of the prefill) -> what it reads."""
@@ -54,6 +58,7 @@ OVERWRITTEN: tuple[tuple[str, Read], ...] = (
         lambda s, p: _filled(s, slice(p - 1, -1), 0.0),
     ),
     ("reads the cache of another row of the batch", _past_of_next_row),
+    ("reads the cache of another row of the batch, its own entry too", lambda s, p: s.roll(-1, 0)),
 )
 """Entries hold something else; it may be that of the keys or of the values alone."""
 
@@ -122,5 +127,79 @@ def _narrow_trials(drift: Drift) -> Iterator[Trial]:
                 yield Trial("low-precision", says, _stored(path, form), part=path)
 
 
+def _past_times(path: str, keys: float, values: float) -> Change:
+    """A decode step finds what earlier steps stored times a factor."""
+
+    def times(states: torch.Tensor, factor: float) -> torch.Tensor:
+        return torch.cat((states[:, :, :-1] * factor, states[:, :, -1:]), dim=2)
+
+    def wrap(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def attend_scaled(
+            module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
+        ) -> Any:
+            if query.shape[2] == 1:
+                key, value = times(key, keys), times(value, values)
+            return attend(module, query, key, value, *rest, **options)
+
+        return attend_scaled
+
+    return lambda module: wrap_attention(module.get_submodule(path), wrap)
+
+
+def _both(drift: Drift) -> Iterator[tuple[Observation, Observation]]:
+    """Candidate and source, step by step."""
+    return zip(drift.candidate_output, drift.source_output, strict=False)
+
+
+@dataclass(frozen=True)
+class CacheScale:
+    """Keys and values of earlier steps are read back times a constant: the scale that they were stored by is lost."""
+
+    kinds: tuple[str, ...] = ("scale-missing",)
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether an attention decodes, and only its decode steps differ."""
+        steps = [worst([mine], [theirs])[1] for mine, theirs in _both(drift)]
+        decodes = len(steps) > 1 and steps[0] <= drift.floor and max(steps[1:]) > drift.floor
+        return decodes and any(True for _ in self._paths(drift))
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """The factors that come closest: one for both, for the keys or the values alone, or one for each."""
+        found = [self._solved(drift, path) for path in self._paths(drift)]
+        return cause(drift, min(found, key=lambda outcome: outcome.after, default=None))
+
+    def _solved(self, drift: Drift, path: str) -> Outcome:
+        def at(keys: float, values: float) -> float:
+            return distance(drift, _past_times(path, keys, values))
+
+        both, after = solve(lambda c: at(c, c), FACTORS)
+        keys = values = both
+        if after > drift.floor:
+            keys, values = min(((c, 1.0) for c in FACTORS), key=lambda pair: at(*pair))
+            for _ in range(ROUNDS):
+                values, _ = solve(partial(at, keys), FACTORS)
+                keys, after = solve(partial(_swapped, at, values), FACTORS)
+                if after <= drift.floor:
+                    break
+        says = (
+            f"Decode steps find earlier keys times {keys:.6g} and values times {values:.6g}: the scale by which the "
+            "cache stores them is not applied when they are read (or twice)"
+        )
+        return Outcome(Trial("scale-missing", says, part=path), after)
+
+    def _paths(self, drift: Drift) -> Iterator[str]:
+        for path, attention in attentions(drift.source_module, drift.forced):
+            if names_global(attention, INTERFACES):
+                yield path
+
+
+def _swapped(at: Callable[[float, float], float], values: float, keys: float) -> float:
+    return at(keys, values)
+
+
+FACTORS = tuple(2.0**exponent for exponent in range(-9, 10))
+ROUNDS = 3
+
+SCALE = CacheScale()
 STALE = TrialHypothesis(("kv-cache-stale",), _stale_trials)
 NARROW = TrialHypothesis(("low-precision",), _narrow_trials)

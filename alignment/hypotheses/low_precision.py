@@ -14,6 +14,8 @@ from porter.alignment.hypotheses.trial import Outcome, Trial, cause, joined, map
 from porter.alignment.report import Cause
 
 MOST_BITS = 16
+ON_GRID, LOOSEST = 0.02, 0.2
+"""How far from a grid, in steps, a value may lie that is on it; and the farthest that still says something."""
 MOST_LEVELS = 256
 HALFWAY = 1e-3
 MOST_ROWS = 0.9
@@ -46,14 +48,17 @@ def levels_around(source: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.
     return levels.gather(-1, right - 1), levels.gather(-1, right)
 
 
-def nearest_levels(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+def nearest_levels(
+    source: torch.Tensor, candidate: torch.Tensor, undecided: torch.Tensor | float = 0.0
+) -> torch.Tensor:
     """`source` [R, C] rounded per row to the nearest of the values that `candidate` [R, C] takes in that row.
 
-    Halfway between two, to the candidate's own choice.
+    Halfway between two, to the candidate's own choice; also where the two are that near but for `undecided`, which is
+    what whoever rounded may have seen of another value.
     """
     low, high = levels_around(source, candidate)
     nearest = torch.where((source - low).abs() <= (high - source).abs(), low, high)
-    as_near = (source - candidate).abs() <= (1 + HALFWAY) * (source - nearest).abs()
+    as_near = (source - candidate).abs() <= (1 + HALFWAY) * (source - nearest).abs() + undecided
     return torch.where(as_near, candidate, nearest)
 
 
@@ -62,6 +67,25 @@ def grid_levels(values: torch.Tensor) -> int | None:
 
     The step of a row is the smallest gap between two of its values; all gaps must be multiples of it, to 5 %.
     """
+    return _even_gaps(values)
+
+
+def symmetric_levels(values: torch.Tensor, storage: float) -> int | None:
+    """How many levels -n to n the grids have that hold the values [R, C] of each row, its largest magnitude being n
+    steps: the fewest of a quantizer's. Levels may have been rounded by `storage` when they were stored."""
+    largest = values.abs().amax(-1, keepdim=True).clamp_min(1e-300)
+    for bits in range(2, 9):
+        steps = values / largest * (highest := 2 ** (bits - 1) - 1)
+        slack = ON_GRID + 2.0 * storage * steps.abs()
+        if highest > 1 and 2.0 * storage * highest > LOOSEST:
+            return None
+        on_grid = ((steps - steps.round()).abs() < slack).all(-1)
+        if float(on_grid.double().mean()) >= MOST_ROWS:
+            return 2 * highest + 1
+    return None
+
+
+def _even_gaps(values: torch.Tensor) -> int | None:
     ordered = values.sort(dim=-1)[0]
     span = (ordered[:, -1:] - ordered[:, :1]).clamp_min(1e-300)
     gaps = ordered.diff(dim=-1)
@@ -85,21 +109,25 @@ def _bits(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
             says = f"{parameter.name} is {how} to {bits} significant bits{known}: keep it in the source's precision"
             yield Finding("low-precision", relative(round_to(source, bits, towards_zero), candidate), says)
     if not parameter.quantized:
-        yield from _levels(parameter.name, source, candidate)
+        yield from _levels(parameter.name, source, candidate, parameter.storage)
 
 
-def _levels(name: str, source: torch.Tensor, candidate: torch.Tensor) -> Iterator[Finding]:
+def _levels(name: str, source: torch.Tensor, candidate: torch.Tensor, storage: float) -> Iterator[Finding]:
     views = [("in all", source.reshape(1, -1), candidate.reshape(1, -1))]
     if source.dim() > 1:
         views.append(("per row", source.flatten(0, -2), candidate.flatten(0, -2)))
     for words, rows, others in views:
-        levels = grid_levels(others) if rows.shape[-1] >= 8 else None
+        if rows.shape[-1] < 8:
+            continue
+        levels = grid_levels(others) or symmetric_levels(others, storage)
         if levels is not None and levels > 1:
             bits = math.ceil(math.log2(levels))
             says = (
                 f"{name} lies on a grid of {levels} levels {words}: it was quantized to {bits} bits; keep its precision"
             )
-            yield Finding("low-precision", relative(nearest_levels(rows, others), others), says)
+            # Divided by the step in the stored dtype, a value near halfway goes either way.
+            nearest = nearest_levels(rows, others, 4.0 * storage * rows.abs())
+            yield Finding("low-precision", relative(nearest, others), says)
 
 
 @dataclass(frozen=True)
@@ -120,8 +148,25 @@ class OutputPrecision:
         known = f", as {FORMATS[bits]}" if bits in FORMATS else ""
         after = mapped(drift, lambda tensor: round_to(tensor, bits))
         says = f"The output carries only {bits} significant bits{known}: something on its way stores it narrower"
-        return cause(drift, Outcome(Trial("low-precision", says), after))
+        once = cause(drift, Outcome(Trial("low-precision", says), after))
+        if (once is not None and once.confidence >= ALONE) or not _fewer(drift, bits):
+            return once
+        # Rounded more than once, or sums on their way, or down to a format's finest step: no single rounding of the
+        # oracle repeats it, but values in so few bits are no accident where the dtype has more.
+        return Cause("low-precision", drift.module, ALONE, drift.before, None, says)
 
+
+def _fewer(drift: Drift, bits: int) -> bool:
+    """Whether many values carry fewer bits than their dtype holds, and err no more than some roundings to them."""
+    values = joined(drift, drift.candidate_output)
+    holds = 1 - math.log2(torch.finfo(drift.dtype).eps)
+    few_roundings = drift.before <= ROUNDINGS * 2.0**-bits
+    return 2 <= bits < holds and few_roundings and values.unique().numel() > MANY_VALUES
+
+
+ROUNDINGS, MANY_VALUES = 32.0, 16
+ALONE = 0.7
+"""Confidence in bits that are missing, by themselves."""
 
 PARAMETER = ParameterHypothesis(("low-precision",), _bits)
 OUTPUT = OutputPrecision()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from porter.alignment.drift import Drift
-from porter.alignment.hypotheses.trial import joined, mapped
+from porter.alignment.hypotheses.trial import Outcome, Trial, cause, joined, mapped
 from porter.alignment.report import Cause
 
 LARGEST = {"float16": 65504.0, "float8 e4m3": 448.0, "float8 e5m2": 57344.0}
@@ -77,5 +77,33 @@ class Overflow:
         return None
 
 
+@dataclass(frozen=True)
+class Clipped:
+    """Finite values that all stop at one magnitude, whichever it is."""
+
+    kinds: tuple[str, ...] = ("overflow",)
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether in some step several values have the largest magnitude."""
+        return any(_at_limit(seen[drift.tensor]) > 1 for seen in drift.candidate_output if drift.tensor in seen)
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """The source with each step's values clipped at the candidate's largest."""
+        label, clipped, limits = drift.tensor, [], []
+        for mine, theirs in zip(drift.candidate_output, drift.source_output, strict=False):
+            limit = float(mine[label].abs().amax()) if label in mine else float("inf")
+            limits.append(limit)
+            clipped.append({**theirs, label: theirs[label].clamp(-limit, limit)} if label in theirs else theirs)
+        says = f"Values are clipped at {min(limits):.4g}: a format or a clamp with too little range"
+        return cause(drift, Outcome(Trial("overflow", says), drift.distance(clipped)))
+
+
+def _at_limit(values: torch.Tensor) -> int:
+    """How many values have the largest magnitude."""
+    sizes = values.abs()
+    return int((sizes == sizes.amax()).sum())
+
+
 NAN = NanOrigin()
+CLIPPED = Clipped()
 OVERFLOW = Overflow()

@@ -66,6 +66,11 @@ def _summed(x: torch.Tensor, cast: Format) -> torch.Tensor:
     return total[..., None] / x.shape[-1]
 
 
+def _sum_alone(x: torch.Tensor, weight: torch.Tensor, eps: float, cast: Format) -> torch.Tensor:
+    """Only the variance is narrow; what it divides is not."""
+    return weight * x * (_summed(x, cast) + eps).rsqrt()
+
+
 ORDERS: tuple[tuple[str, Normalise], ...] = (
     ("is rounded to {format} after the weight and not before it: cast, then multiply by the weight", _cast_last),
     ("is rounded to {format} before it is multiplied by its weight: multiply first, then cast", _cast_first),
@@ -73,6 +78,7 @@ ORDERS: tuple[tuple[str, Normalise], ...] = (
     ("squares and averages in {format}: compute the variance in float32", _by_this_machine),
     ("accumulates its sum of squares in {format}: accumulate in float32", _summed_narrow),
     ("accumulates its sum of squares in {format}: accumulate in float32", _summed_by_this_machine),
+    ("accumulates its sum of squares in {format}: accumulate in float32", _sum_alone),
 )
 
 
@@ -83,7 +89,7 @@ def _in_order(path: str, zero_centred: bool, normalise: Normalise, cast: Format)
         weight = norm.get_parameter("weight") + (1.0 if zero_centred else 0.0)
 
         def forward(self: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-            return normalise(cast(hidden_states), weight, eps, cast)
+            return normalise(hidden_states if normalise is _sum_alone else cast(hidden_states), weight, eps, cast)
 
         rebind_forward(norm, forward)
 

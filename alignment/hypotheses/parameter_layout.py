@@ -90,6 +90,8 @@ def _stale(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
         yield Finding("weight-stale", 0.0, f"{parameter.name} is {value:.4g} everywhere: it was never loaded")
 
 
+ALIKE = 0.5
+"""Relative error below which two parameters are two states of one."""
 UNRELATED, UNRELATED_FROM = 0.1, 256
 """Cosine below which two parameters of at least that many elements have nothing in common."""
 
@@ -118,6 +120,18 @@ def _parts(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     elif source.numel() > UNRELATED_FROM and abs(cosine(candidate, source) or 0.0) < UNRELATED:
         says = f"{parameter.name} has nothing in common with the source's: it was never loaded, or from another model"
         yield Finding("weight-stale", 0.0, says)
+    elif source.numel() > UNRELATED_FROM and not parameter.quantized and _strays(source, candidate):
+        says = f"{parameter.name} is near the source's but not it, in no pattern: it is from another checkpoint"
+        yield Finding("weight-stale", 0.0, says)
+
+
+def _strays(source: torch.Tensor, candidate: torch.Tensor) -> bool:
+    """Whether the two are alike, and what is between them has nothing to do with the values or their size."""
+    error = candidate - source
+    tied_to_value = abs(cosine(error, source) or 0.0)
+    sizes, errors = source.abs(), error.abs()
+    tied_to_size = abs(cosine(errors - errors.mean(), sizes - sizes.mean()) or 0.0)
+    return float(error.norm()) < ALIKE * float(source.norm()) and max(tied_to_value, tied_to_size) < UNRELATED
 
 
 def _ties(name: str, other_name: str, source: torch.Tensor, other: torch.Tensor) -> bool:

@@ -45,6 +45,8 @@ def _rows(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
             continue
         square = (source * source).sum(dim, keepdim=True)
         factors = (source * candidate).sum(dim, keepdim=True) / square.clamp_min(1e-300)
+        if bool(((factors == 0) & (square > 0)).any()):
+            continue  # Zeros were never loaded: no scale makes them.
         if parameter.quantized and NEAR_ONE < float(factors.min()) and float(factors.max()) < 1.0 / NEAR_ONE:
             says = (
                 f"The scale of each {words} of {parameter.name} was rounded after the codes were made (factors "
@@ -76,8 +78,8 @@ def _blocks(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
 def _offset(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     source, candidate = parameter.source, parameter.candidate
     offset = float((candidate - source).mean())
-    if not math.isfinite(offset):
-        return
+    if not math.isfinite(offset) or parameter.quantized:
+        return  # Codes are off by a zero point, which is one constant where the scales are alike.
     after = relative(source + offset, candidate)
     rounded = round(offset)
     if abs(rounded) == 1 and abs(offset - rounded) < 1e-3 and source.dim() == 1:

@@ -24,7 +24,9 @@ def _levels(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     if not parameter.quantized:
         return
     source, candidate = (tensor.flatten(0, -2) for tensor in (parameter.source, parameter.candidate))
-    nearest = nearest_levels(source, candidate)
+    # Codes that were rounded twice saw a value rounded to the scheme's own step before.
+    step = source.abs().amax(-1, keepdim=True) / (SCHEME_LEVELS // 2)
+    nearest = nearest_levels(source, candidate, step)
     clipped = float((source.abs().amax(-1) > 1.01 * candidate.abs().amax(-1)).double().mean())
     levels = grid_levels(candidate)
     if clipped > 0.5:

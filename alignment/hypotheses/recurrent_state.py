@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import recurrences
 from porter.alignment.hypotheses.rounding import E4M3, FLOAT32, HALVES
 from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
+from porter.alignment.report import Cause
 
 States = dict[str, torch.Tensor]
 """A layer's states by kind: "recurrent" and "conv"."""
@@ -107,5 +109,23 @@ def _reset_trials(drift: Drift) -> Iterator[Trial]:
             yield Trial("state-reset", says, _before(path, keep), part=path)
 
 
+@dataclass(frozen=True)
+class NarrowState:
+    """States themselves, compared after every step, hold fewer bits than the source's; outputs do not show it yet."""
+
+    kinds: tuple[str, ...] = ("state-dtype", "low-precision")
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether that alone is over budget."""
+        return bool(drift.states)
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """Which state, and what it is kept in."""
+        kind = "state-dtype" if any("states" in state for state in drift.states) else "low-precision"
+        says = f"It keeps its {' and its '.join(drift.states)}, fewer bits than the source's: the error adds up"
+        return Cause(kind, drift.module, 0.95, drift.before, None, f"{says} over hundreds of steps")
+
+
+STORED = NarrowState()
 DTYPE = TrialHypothesis(("state-dtype",), _dtype_trials)
 RESET = TrialHypothesis(("state-reset",), _reset_trials)

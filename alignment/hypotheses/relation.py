@@ -31,6 +31,8 @@ class Parameter:
     """Whether the candidate stores it quantized."""
     floor: float = ROUNDING
     """A relation holds that leaves no more than this: what storage rounds, or the scheme costs."""
+    storage: float = 0.0
+    """What storing it rounds, relative."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,9 @@ def drifted(drift: Drift) -> Iterator[Parameter]:
         expected = expected.to(torch.float64) if expected.is_floating_point() else expected
         if candidate.shape == expected.shape and relative(candidate, expected) > ROUNDING:
             known_as = name if "." in name else f"{drift.source}.{name}"
-            floor = max(ROUNDING, storage_rounding(drift), drift.expected.get(name, 0.0))
-            yield Parameter(known_as, expected, candidate, name, name in drift.quantized, floor)
+            storage = storage_rounding(drift)
+            floor = max(ROUNDING, storage, drift.expected.get(name, 0.0))
+            yield Parameter(known_as, expected, candidate, name, name in drift.quantized, floor, storage)
 
 
 def with_parameters_of_candidate(drift: Drift) -> Drift | None:
@@ -96,7 +99,7 @@ def storage_rounding(drift: Drift) -> float:
     A weight that was changed and then stored (1.02 times a bfloat16 weight, say) is off its relation by that much.
     """
     if drift.candidate_module is None:
-        return 0.0
+        return torch.finfo(drift.dtype).eps / 2
     floating = [p.dtype for p in drift.candidate_module.parameters() if p.is_floating_point()]
     return max((torch.finfo(dtype).eps / 2 for dtype in floating), default=0.0)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.routing import Gate, altered, gates, with_gate
-from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
+from porter.alignment.hypotheses.surgery import rebind_forward
+from porter.alignment.hypotheses.trial import Change, Trial, TrialHypothesis
 
 
 def _renormalisation(drift: Drift) -> Iterator[Trial]:
@@ -17,6 +21,30 @@ def _renormalisation(drift: Drift) -> Iterator[Trial]:
             says = "The weights of the chosen experts are renormalised and should not be: norm_topk_prob is false"
         change = with_gate(path, altered(gate, renormalize=not gate.renormalize))
         yield Trial("router-renormalisation", says, change, part=path)
+        for words, weigh in OF_LOGITS:
+            says = f"The chosen experts' weights are {words}: wrong where logits are negative; use their probabilities"
+            yield Trial("router-renormalisation", says, _weighed(path, gate, weigh), part=path)
+
+
+Weigh = Callable[[torch.Tensor], torch.Tensor]
+
+OF_LOGITS: tuple[tuple[str, Weigh], ...] = (
+    (
+        "their positive logits over the sum of these",
+        lambda x: x.clamp(min=0) / x.clamp(min=0).sum(-1, True).clamp(1e-6),
+    ),
+    ("their logits over the sum of these", lambda x: x / x.sum(-1, keepdim=True)),
+    ("a softmax of logits of which negative ones count as 0", lambda x: x.clamp(min=0).softmax(-1)),
+)
+"""What kernels make of the logits of the chosen experts [T, k]."""
+
+
+def _weighed(path: str, gate: Gate, weigh: Weigh) -> Change:
+    def forward(self: nn.Module, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, _, indices = gate(self, hidden_states)
+        return logits, weigh(logits.gather(1, indices)) * gate.scale, indices
+
+    return lambda module: rebind_forward(module.get_submodule(path), forward)
 
 
 def _scale(drift: Drift) -> Iterator[Trial]:

@@ -41,20 +41,21 @@ def _relation(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
         if group < 8:
             continue
         theirs, mine = _by_group(source, group), _by_group(candidate, group)
-        yield from _offsets(parameter.name, theirs, mine, "row" if group == columns else f"group of {group} columns")
+        unit = "row" if group == columns else f"group of {group} columns"
+        yield from _offsets(parameter, theirs, mine, unit)
         yield from _signs(parameter.name, theirs, mine)
 
 
-def _offsets(name: str, source: torch.Tensor, candidate: torch.Tensor, unit: str) -> Iterator[Finding]:
+def _offsets(parameter: Parameter, source: torch.Tensor, candidate: torch.Tensor, unit: str) -> Iterator[Finding]:
     offset = (candidate - source).mean(-1, keepdim=True)
-    if float((offset - offset.mean()).norm()) < EVEN * float(offset.norm()):
+    if not parameter.quantized and float((offset - offset.mean()).norm()) < EVEN * float(offset.norm()):
         return
     steps = (offset / step_of(candidate)).abs()
     steps = steps[steps.isfinite() & (steps > 0)]
     typical = float(steps.median()) if steps.numel() else 0.0
     one = typical and abs(typical - 1.0) < 0.1 and float((steps - 1.0).abs().max()) < 0.25
     how = "one step off (zero + 1)" if one else "left out, applied twice, or of the other sign"
-    says = f"Each {unit} of {name} is off by a constant of its own: its zero point is {how}"
+    says = f"Each {unit} of {parameter.name} is off by a constant of its own: its zero point is {how}"
     yield Finding("zero-point", relative(source + offset, candidate), says)
 
 

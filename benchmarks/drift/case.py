@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -124,13 +125,21 @@ def plant(fault: Fault, model: object, case: Case, stored: dict[str, tuple[torch
         for layer in chosen:
             names = each.plant(Site(model, case.family, layer, source, stored))
             found.append((names,) if isinstance(names, str) else names)
-    order = {name: index for index, (name, _) in enumerate(_execution(model))}
+    order = {name: index for index, name in enumerate(execution(model))}
     return Expectation(tuple(sorted(found, key=lambda names: min(order.get(name, 0) for name in names))))
 
 
-def _execution(model: object) -> list[tuple[str, object]]:
-    """Modules in the order that they finish: the rotary table and the embedding come before the layers."""
-    modules = list(model.named_modules())  # type: ignore[attr-defined]
-    early = [item for item in modules if item[0] in ("model.rotary_emb", "model.embed_tokens")]
-    rest = [item for item in modules if item not in early]
-    return [*early, *rest]
+def execution(model: Any) -> list[str]:
+    """The names of the modules in the order that they finish: a parent after its children, a norm where it is called
+    and not where it is defined."""
+    order: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: order.append(name)) for name, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(dict.fromkeys(order))

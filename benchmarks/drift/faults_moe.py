@@ -137,7 +137,7 @@ FAULTS = tuple(
         Fault("router-bias-zero", ("router-bias", "bias-missing"), ("deepseek_v3",), correction(torch.zeros_like)),
         Fault(
             "router-bias-coarse",
-            ("router-bias", "low-precision"),
+            ("router-bias", "router-dtype", "low-precision"),
             ("deepseek_v3",),
             correction(coarse(1)),
             pairs=("fp32-fp32",),

@@ -106,6 +106,8 @@ FAULTS = (
     ),
     Fault("norm-half-variance", ("unknown",), ("qwen3", "qwen3_moe"), normed(half_variance, "self_attn.k_norm")),
     Fault("norm-mean-subtracted", ("unknown",), ("qwen2",), normed(layer_norm, INPUT)),
-    Fault("norm-bf16-variance", ("low-precision",), ("qwen3", "llama"), normed(narrow_variance, INPUT)),
+    Fault(
+        "norm-bf16-variance", ("low-precision", "norm-cast-order"), ("qwen3", "llama"), normed(narrow_variance, INPUT)
+    ),
 )
 """Planted in one layer unless named all."""

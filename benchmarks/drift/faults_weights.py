@@ -233,7 +233,7 @@ FAULTS = (
     Fault("int4-nibbles-all", ("nibble-order",), ("llama",), read_groups(O_PROJ, other_nibble), "all", golden="int4"),
     Fault(
         "int4-groups-rolled",
-        ("scale-block-shape", "scale-transposed"),
+        ("scale-block-shape", "scale-transposed", "weight-permuted"),
         ("qwen3",),
         read_groups(O_PROJ, lambda c, s, z: (c, s.roll(1, 1), z)),
         golden="int4",

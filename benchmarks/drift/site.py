@@ -43,7 +43,7 @@ class Site:
 
     def path(self, name: str) -> str:
         """The module's name in the model: names of a layer's parts are relative to the layer."""
-        absolute = name.startswith(("model.", "lm_head"))
+        absolute = name == "model" or name.startswith(("model.", "lm_head"))
         return name if absolute else f"model.layers.{self.layer}.{name}".rstrip(".")
 
     def module(self, name: str) -> Any:
