@@ -87,6 +87,8 @@ def test_outputs_are_those_of_the_model(dumps: Path, tmp_path: Path, name: str, 
             first, second = (each[0] if isinstance(each, tuple) else each for each in (given, expected))
             if isinstance(first, torch.Tensor):
                 torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+                inputs = golden.value(record.inputs)["args"], own.value(mine[record.module, record.step].inputs)["args"]
+                torch.testing.assert_close(*inputs, rtol=1e-4, atol=1e-5)
                 assert record.kind == mine[record.module, record.step].kind
                 compared.add(record.module)
     assert {f"model.layers.0.self_attn.{part}_proj" for part in "qkvo"} | {"model.layers.0.mlp"} <= compared
