@@ -14,6 +14,7 @@ from torch import nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
 from porter.alignment.correspondence_file import check_names
+from porter.alignment.counterparts import Counterparts, lacking, recorded_share_met
 from porter.alignment.diagnosis import causes_of_weights
 from porter.alignment.findings import Findings
 from porter.alignment.free_pass import FreePass
@@ -171,13 +172,21 @@ def _compare_weights(
     asked: bool,
     journal: Journal | None,
 ) -> None:
-    """Judge every weight and make the source the candidate's oracle; drifts count where the pass was asked for."""
+    """Judge every weight and make the source the candidate's oracle; drifts count where the pass was asked for.
+
+    What of the source no weight stands for is not compared, whichever passes were asked for.
+    """
+    counterparts, met = Counterparts.of(source), set()
     weights = WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded)
     for judged in journaled(weights, journal):
+        met.update(pairing.correspondence.source_of(judged.weight.name))
         adopt(source, judged)
         if pattern is None or pattern.search(judged.weight.owner):
             findings.weights.append(judged.settled())
     release(candidate, source)
+    missing = counterparts.missing(met)
+    findings.met = counterparts.share(missing)
+    findings.skipped += lacking(pairing, missing)
     if asked:
         findings.drifts += replaced_layers(findings.weights, pairing)
         findings.drifts += drifted_weights(findings.weights, pairing)
@@ -216,7 +225,8 @@ def _report(
     weights: list[WeightRow] = [judged.row for judged in findings.weights] if "weights" in passes else []
     asked = findings.weights if "weights" in passes else None
     compared = findings.compared if set(passes) & {"replay", "free"} else {pair.module for pair in pairing.pairs}
-    covered = coverage(candidate.model, pairing, compared, asked, findings.skipped)
+    met = recorded_share_met(pairing) if findings.met is None else findings.met
+    covered = coverage(candidate.model, pairing, compared, asked, findings.skipped, met)
     order: dict[str, Pair] = pairing.by_module
     return Report(
         verdict=verdict_of(findings.drifts, covered, findings.unjudged),

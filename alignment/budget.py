@@ -76,12 +76,17 @@ def measured(oracle: Observation, rounded: Sequence[Observation]) -> dict[str, N
 
 
 def judged_native(
-    candidate: Observation, oracle: Observation, noise: Mapping[str, Noise], factor: float, cost: float
+    candidate: Observation,
+    oracle: Observation,
+    noise: Mapping[str, Noise],
+    factor: float,
+    cost: float,
+    recorded: torch.dtype = torch.float64,
 ) -> list[Verdict]:
     """Every tensor of the replay in the candidate's own precision, the worst first.
 
     `noise` is what `measured` found on the same inputs: the candidate may err `factor` times as much. Where nothing was
-    measured the candidate's dtype alone says what it may.
+    measured the coarser of the candidate's dtype and `recorded`, in which the oracle was rounded, says what it may.
     """
     found = []
     for label, exact in oracle.items():
@@ -90,7 +95,8 @@ def judged_native(
         known = noise.get(label)
         seen = distance(candidate[label], exact)
         if known is None:
-            found.append(Verdict(label, seen.error, factor * least(candidate[label].dtype) + cost))
+            unit = max(least(candidate[label].dtype), least(recorded))
+            found.append(Verdict(label, seen.error, factor * unit + cost))
         else:
             budget, floor = factor * known.error + cost, known.error + cost
             found.append(Verdict(label, seen.error, budget, floor, seen.gain, max(seen.gain_noise, known.gain)))

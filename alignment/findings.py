@@ -12,7 +12,8 @@ from porter.alignment.weights import JudgedWeight
 
 @dataclass
 class Findings:
-    """What the passes gather."""
+    """What the passes gather. `met`: the share of the source's parameter elements that the candidate has a parameter
+    for; None without a source."""
 
     weights: list[JudgedWeight] = field(default_factory=list)
     rows: list[ModuleRow] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Findings:
     benign: int = 0
     tokens: Tokens | None = None
     unjudged: bool = False
+    met: float | None = None
 
     @property
     def routing(self) -> Routing | None:

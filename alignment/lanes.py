@@ -97,12 +97,23 @@ def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
     """What a call of `module` showed, from its output and what it handed to its children."""
     choice, found = choice_of(module, output)
     if choice is None:
-        found = {label: _as_real(t) for label, t in tensors(output, "output") if t.is_floating_point() or t.is_complex()}
-        found = _first_is_output(found)
-    observed = {**handed.tensors, **found}
-    if call.keep is not None:
-        observed = {label: real(t, call.keep) for label, t in observed.items() if _by_token(t, call.keep)}
+        found = outputs_of(output)
+    observed = without_padding({**handed.tensors, **found}, call.keep)
     return Seen(observed, choice, output, frozenset(handed.called), frozenset(handed.otherwise))
+
+
+def outputs_of(output: Any) -> Observation:
+    """The floating-point tensors of what a call returned, copied; the first is "output"."""
+    return _first_is_output(
+        {label: _as_real(t) for label, t in tensors(output, "output") if t.is_floating_point() or t.is_complex()}
+    )
+
+
+def without_padding(observed: Observation, keep: Tensor | None) -> Observation:
+    """What was observed of tokens; tensors whose rows of padding cannot be told from others are left out."""
+    if keep is None:
+        return observed
+    return {label: real(t, keep) for label, t in observed.items() if _by_token(t, keep)}
 
 
 def _as_real(tensor: Tensor) -> Tensor:

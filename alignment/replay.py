@@ -20,6 +20,7 @@ from porter.alignment.observation import tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
+from porter.alignment.recorded_truth import recorded_observations
 from porter.alignment.roundings import other_roundings
 from porter.alignment.routing import Flips, flips, score_noise
 from porter.alignment.states import judged_states
@@ -29,6 +30,10 @@ from porter.kernels.dispatch import op_calls
 # What a module may raise when it cannot run in float64 or on these inputs: everything that torch and Python raise for
 # unfit values. Anything else is a defect of the aligner and shows itself.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError)
+
+UNMEASURED = {False: 4, True: 8}
+"""Roundings of the dtype that a module may add up to, per unit of the factor, where its noise cannot be measured; True:
+a module of several, such as attention, whose scores may be rounded before the softmax makes their errors larger."""
 
 
 @dataclass
@@ -132,10 +137,10 @@ class Replayer:
     def _against_golden(self, result: ModuleResult) -> None:
         """Without an oracle the recorded output is the yardstick, and unit roundoff the only known noise."""
         result.why = result.why or "no float64 oracle: compared with the recorded output alone"
-        for seen, call in zip(result.candidate_native, result.calls, strict=True):
-            golden = {label: t for label, t in tensors(call.output, "output") if t.is_floating_point()}
-            mine = {label: t for label, t in seen.tensors.items() if label in golden}
-            result.tensors.append(judged_native(mine, golden, {}, 4 * self.factor, 0.0))
+        factor = self.factor * UNMEASURED[bool(self.pairing.children(result.pair))]
+        for seen, golden in zip(result.candidate_native, recorded_observations(self, result), strict=True):
+            mine = {label: tensor for label, tensor in seen.tensors.items() if label in golden}
+            result.tensors.append(judged_native(mine, golden, {}, factor, 0.0, self.recorded.recorded_dtype))
         result.native = [found[0] if found else None for found in result.tensors]
 
     def side(self, pair: Pair) -> Side:

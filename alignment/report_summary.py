@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from porter.alignment.counterparts import LACKING
+
 Row = Mapping[str, Any]
 SEVERITY = ("drift", "flipped", "inherited", "skipped", "ok")
 COVERAGE_NEEDED = 0.95
@@ -49,6 +51,11 @@ def number(value: Any) -> str:
 def times(value: float | None) -> str:
     """A ratio as a reader says it, such as `28x`."""
     return "-" if value is None else f"{value:.3g}x" if value < 1000 else f"{value:.1e}x"
+
+
+def named(module: Any) -> str:
+    """A module's name; the whole model has none of its own."""
+    return str(module) or "(model)"
 
 
 def percent(value: Any) -> str:
@@ -137,14 +144,21 @@ def _drifted(report: Mapping[str, Any]) -> str:
         certain = next((f for f in report.get("lint") or () if f["certain"] and f["module"] == drift["module"]), None)
         if certain is not None and certain["what"] == drift["tensor"]:
             has = f"{certain['what']} is {certain['candidate']} where the golden has {certain['golden']}"
-            return f"{drift['module']}: {has}; {certain['why']}"
+            return f"{named(drift['module'])}: {has}; {certain['why']}"
         weight = next((w for w in report["weights"] if str(w["parameter"]).startswith(drift["module"] + ".")), None)
         error = f" ({weight['parameter']} differs by {number(weight['error'])})" if weight else ""
-        return f"{drift['module']} drifts first, in its {drift['tensor']}{error}"
+        return f"{named(drift['module'])} drifts first, in its {drift['tensor']}{error}"
     return (
-        f"{drift['module']} introduces {number(row['introduced'])} at step {drift['step']}, "
-        f"{times(ratio(row))} its budget of {number(row['budget'])}"
+        f"{named(drift['module'])} introduces {number(row['introduced'])} at step {drift['step']}, "
+        f"{times(ratio(row))} its budget of {number(row['budget'])}{_lacking(report)}"
     )
+
+
+def _lacking(report: Mapping[str, Any]) -> str:
+    """What to add where whole modules of the golden's model are not there."""
+    missing = [str(each["module"]) for each in report["coverage"]["skipped"] if str(each["why"]).startswith(LACKING)]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"; the candidate has no {missing[0]}{more}" if missing else ""
 
 
 def _incomparable(report: Mapping[str, Any]) -> str:
@@ -155,7 +169,7 @@ def _incomparable(report: Mapping[str, Any]) -> str:
     if float(coverage["parameters"]) < COVERAGE_NEEDED:
         return (
             f"only {percent(coverage['parameters'])} of the parameters were compared "
-            f"({percent(COVERAGE_NEEDED)} needed), so nothing can be said"
+            f"({percent(COVERAGE_NEEDED)} needed), so nothing can be said{_lacking(report)}"
         )
     skipped = coverage["skipped"]
-    return f"{skipped[0]['module']}: {skipped[0]['why']}" if skipped else "the two cannot be compared"
+    return f"{named(skipped[0]['module'])}: {skipped[0]['why']}" if skipped else "the two cannot be compared"

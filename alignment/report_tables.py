@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from porter.alignment.report_summary import Row, cosine, number, percent, ratio, times
+from porter.alignment.report_summary import Row, cosine, named, number, percent, ratio, times
 
 STATUSES = ("drift", "flipped", "inherited", "ok", "skipped")
 WEIGHT_HEAD = ("parameter", "status", "error", "expected", "why")
@@ -124,7 +124,7 @@ def _weight(row: Row) -> str:
 def uncompared_section(report: Mapping[str, Any]) -> str:
     """What was skipped, has no counterpart, or could not be captured at all."""
     skipped = report["coverage"]["skipped"]
-    items = [f"<li><code>{escape(str(s['module']))}</code>: {escape(str(s['why']))}</li>" for s in skipped]
+    items = [f"<li><code>{escape(named(s['module']))}</code>: {escape(str(s['why']))}</li>" for s in skipped]
     for side in ("golden", "candidate"):
         items += [f"<li><code>{escape(str(n))}</code>: only in the {side}</li>" for n in report["unmatched"][side]]
     items += [

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from porter.alignment.report_findings import checks_that_say_something, grouped_lint
-from porter.alignment.report_summary import causes_of, headline, leading_cause, number, percent
+from porter.alignment.report_summary import causes_of, headline, leading_cause, named, number, percent
 from porter.alignment.report_tree import (
     LISTED_AT_MOST,
     OPENED,
@@ -168,9 +168,9 @@ def _coverage(report: Mapping[str, Any]) -> Iterator[Text]:
     yield _labelled("coverage", ", ".join(shares))
     skipped = coverage["skipped"]
     if skipped:
-        yield _labelled("not compared", f"{len(skipped)} modules")
+        yield _labelled("not compared", str(len(skipped)))
     for entry in skipped[:LISTED_AT_MOST]:
-        yield Text(f"  {entry['module']}: {entry['why']}", "dim")
+        yield Text(f"  {named(entry['module'])}: {entry['why']}", "dim")
     yield from _rest(len(skipped))
     for side in ("golden", "candidate"):
         names = list(report["unmatched"][side])

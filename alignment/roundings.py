@@ -1,4 +1,5 @@
-"""Legitimate ways to round: the same products added in another order, or in pieces that are rounded one by one.
+"""Legitimate ways to round: the same products added in another order, or in pieces that are rounded one by one, and
+attention whose scores and probabilities are rounded, where fused attention keeps them wide.
 
 A candidate is free to choose any of them, so the noise of a module is the largest that one of them makes. They are run
 only where the source's own way of rounding alone would call a module a drift.
@@ -57,9 +58,45 @@ class Reordered(TorchFunctionMode):
         return (total if bias is None else total + bias.to(wide)).to(dtype)
 
 
-def other_roundings() -> list[Reordered]:
+class WrittenOut(TorchFunctionMode):
+    """Fused attention as transformers' eager attention writes it out, while the context lasts: scores and probabilities
+    are rounded to the dtype of the query, only the softmax is in float32 (float64 for float64)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        call = _written_out if func is torch.nn.functional.scaled_dot_product_attention else func
+        return call(*args, **(kwargs or {}))
+
+
+def _written_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` of [..., S, D] without dropout, step by step; rows that see nothing are 0."""
+    assert dropout_p == 0.0, "a model that is compared does not drop anything"
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    wide = torch.float32 if query.dtype in NARROW else query.dtype
+    return scores.softmax(-1, dtype=wide).nan_to_num(0.0).to(query.dtype) @ value
+
+
+def other_roundings() -> list[TorchFunctionMode]:
     """The contexts to run the source in, besides as it is written."""
-    return [Reordered(rounded_pieces=False), Reordered(rounded_pieces=True)]
+    return [Reordered(rounded_pieces=False), Reordered(rounded_pieces=True), WrittenOut()]
 
 
 def _splits(left: Any, right: Any) -> bool:

@@ -51,12 +51,14 @@ def coverage(
     compared: Collection[str],
     weights: Sequence[JudgedWeight] | None,
     skipped: Sequence[Skipped],
+    met: float = 1.0,
 ) -> Coverage:
     """What was compared: of the called modules, of the parameter elements, and of the flops of the matrix products.
 
-    A parameter counts when its module was compared (where modules were) and its value was (where values were).
+    A parameter counts when its module was compared (where modules were) and its value was (where values were). `met`:
+    the share of the golden's model that the candidate has at all, which bounds what was compared.
     """
-    callable_modules = [*compared, *(s.module for s in skipped)]
+    callable_modules = [*compared, *(s.module for s in skipped), *pairing.unmatched_golden]
     modules = len(set(compared)) / max(1, len(set(callable_modules)))
     if candidate is None:
         return Coverage(modules, modules, None, tuple(skipped))
@@ -71,8 +73,8 @@ def coverage(
         if parameter.dim() > 1:
             flops += elements
             flops_counted += elements * replayed
-    parameters = counted / total if total else 1.0
-    return Coverage(modules, parameters, flops_counted / flops if flops else None, tuple(skipped))
+    parameters = min(met, counted / total if total else 1.0)
+    return Coverage(modules, parameters, min(met, flops_counted / flops) if flops else None, tuple(skipped))
 
 
 def _elements_by_name(weights: Sequence[JudgedWeight]) -> Mapping[str, float]:

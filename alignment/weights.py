@@ -307,7 +307,7 @@ def adopt(source: nn.Module, judged: JudgedWeight) -> None:
     stream = stream_of(source)
     if stream is not None and weight.source in stream.placeholders:
         taken = torch.float32 if weight.quantized else weight.dtype
-        dtype = taken if judged.row.status == "ok" else stream.placeholders[weight.source].dtype
+        dtype = taken if judged.row.status == "ok" else _beside(weight, stream.placeholders[weight.source].dtype)
         stream.adopt(weight.source, dtype, lambda: _adopted(judged))
         return
     path, _, leaf = weight.source.rpartition(".")
@@ -326,5 +326,11 @@ def _adopted(judged: JudgedWeight) -> Tensor:
     if judged.row.status == "ok" and candidate is not None:
         return candidate.detach().clone().to(reference.device)
     if weight.roundable != torch.float64 and reference.is_floating_point():
-        return reference.to(weight.roundable).to(reference.dtype)
-    return reference
+        reference = reference.to(weight.roundable).to(reference.dtype)
+    return reference.to(_beside(weight, reference.dtype))
+
+
+def _beside(weight: Weight, reference: torch.dtype) -> torch.dtype:
+    """The dtype of a source's weight among those that were taken from a candidate of a wider one: theirs."""
+    widens = weight.dtype.is_floating_point and reference.is_floating_point and _eps(weight.dtype) < _eps(reference)
+    return weight.dtype if widens else reference

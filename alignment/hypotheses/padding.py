@@ -33,9 +33,12 @@ class PaddedRows:
 
     def explain(self, drift: Drift) -> Cause | None:
         """The error that is left in rows without padding."""
-        after = 0.0
-        for seen, oracle, rows in zip(drift.candidate_output, drift.source_output, padded_tokens(drift), strict=False):
-            after = max(after, _error(seen, oracle, drift.tensor, rows))
+        after, padded = 0.0, None
+        for seen, oracle, keep, rows in zip(
+            drift.candidate_output, drift.source_output, drift.keep, padded_tokens(drift), strict=False
+        ):
+            padded = padded if keep is None else (~keep).any(-1)
+            after = max(after, _error(seen, oracle, drift.tensor, rows if rows is not None else padded))
         says = (
             "Only rows of the batch that hold padding differ, rows without it agree: hide the padded positions "
             "(mask, positions, states) as the source does"
@@ -43,17 +46,16 @@ class PaddedRows:
         return cause(drift, Outcome(Trial("padding-rows", says), after))
 
 
-def _error(seen: Observation, oracle: Observation, label: str, rows: torch.Tensor | None) -> float:
+def _error(seen: Observation, oracle: Observation, label: str, padded: torch.Tensor | None) -> float:
+    """The error of what is not `padded`: of the observed tokens of a prefill, of the rows [B] of a step after it, which
+    takes one token each. All of it where neither can be told apart."""
     if label not in seen or label not in oracle or seen[label].shape != oracle[label].shape:
         return 0.0
     mine, theirs = seen[label], oracle[label]
-    if rows is not None and mine.shape[0] == rows.numel():
-        if bool(rows.all()):
+    if padded is not None and mine.shape[:1] == padded.shape:
+        if bool(padded.all()):
             return 0.0
-        mine, theirs = mine[~rows], theirs[~rows]
-    elif rows is None:
-        # Steps after the prefill: the rows are whole, and nothing tells which of them were padded before.
-        return 0.0
+        mine, theirs = mine[~padded], theirs[~padded]
     return relative(mine, theirs)
 
 
