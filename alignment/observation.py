@@ -59,10 +59,12 @@ def relative(candidate: Tensor, reference: Tensor) -> float:
     if candidate_ is None:
         return math.inf
     reference = reference.detach().to(torch.float64)
-    difference = candidate_.detach().to(reference.device, torch.float64) - reference
-    # Equal infinities give NaN by subtraction but are equal.
-    difference = torch.where(candidate_.to(reference.device, torch.float64) == reference, 0.0, difference)
-    error, scale = float(difference.norm()), float(reference.nan_to_num(0.0, 0.0, 0.0).norm())
+    mine = candidate_.detach().to(reference.device, torch.float64)
+    error, scale = float((mine - reference).norm()), float(reference.norm())
+    if not (math.isfinite(error) and math.isfinite(scale)):
+        # Equal infinities give NaN by subtraction but are equal.
+        error = float(torch.where(mine == reference, 0.0, mine - reference).norm())
+        scale = float(reference.nan_to_num(0.0, 0.0, 0.0).norm())
     if error == 0.0:
         return 0.0
     if not math.isfinite(error) or scale == 0.0:
@@ -85,8 +87,10 @@ def distance(candidate: Tensor, reference: Tensor) -> Distance:
     error = relative(candidate, reference)
     if not math.isfinite(error) or error == 0.0:
         return Distance(error)
-    b = reference.detach().to(torch.float64).flatten().nan_to_num(0.0, 0.0, 0.0)
-    a = candidate.detach().to(reference.device, torch.float64).flatten().nan_to_num(0.0, 0.0, 0.0)
+    b = reference.detach().to(torch.float64).flatten()
+    a = candidate.detach().to(reference.device, torch.float64).flatten()
+    if not bool((b * 0.0).sum() == 0.0):  # infinities, which both have: the error is finite
+        a, b = a.nan_to_num(0.0, 0.0, 0.0), b.nan_to_num(0.0, 0.0, 0.0)
     squares = b * b
     scale = float(squares.sum())
     # Rounding errs in proportion to each value, so the largest values weigh most in the gain too.
