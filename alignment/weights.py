@@ -227,7 +227,8 @@ def distance(candidate: Tensor, reference: Tensor) -> tuple[float, float]:
     An element smaller than the dtypes' smallest normal number counts as if it had that size. Infinite where a value is
     not finite and the other side's is not the same.
     """
-    if not reference.numel():
+    same_kind = candidate.dtype == reference.dtype and candidate.device == reference.device
+    if not reference.numel() or (same_kind and torch.equal(candidate, reference)):
         return 0.0, 0.0
     floats = [t.dtype for t in (candidate, reference) if t.is_floating_point()]
     smallest = max((torch.finfo(dtype).tiny for dtype in floats), default=1.0)
