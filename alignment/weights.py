@@ -123,6 +123,25 @@ class WeightPairing:
             if name not in scales.values():
                 roundable = self._roundable(tensor.dtype, name in lasting)
                 yield from self._parts(name, scales.get(name), name in parameters, roundable)
+        yield from self._left_out()
+
+    def _left_out(self) -> Iterator[Weight]:
+        """The biases of the source that the candidate has nothing for, though it has the weights beside them: zeros."""
+        covered = {source: name for name in self._mine.shapes for source in self.correspondence.source_of(name)}
+        for source, shape in self._known.shapes.items():
+            path, _, leaf = source.rpartition(".")
+            beside = covered.get(f"{path}.weight")
+            if leaf != "bias" or source in covered or beside is None:
+                continue
+            owner = beside.rpartition(".")[0]
+            roundable = self._roundable(shape.dtype, True)
+            read = partial(self._as_zeros, source)
+            yield Weight(f"{owner}.bias", source, owner, read, shape.dtype, True, roundable)
+
+    def _as_zeros(self, source: str) -> Values:
+        known = self._known
+        reference = known.own(source) if known.stream is not None else known[source]
+        return Values(reference, torch.zeros_like(reference))
 
     def _roundable(self, stored: torch.dtype, lasting: bool) -> torch.dtype:
         """Tables computed at start are not in a checkpoint: whoever casts the model rounds them."""

@@ -6,7 +6,6 @@ block (over the format's largest code, one factor for all), so W alone tells S a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,7 +18,6 @@ SHAPES = ((128, 128), (1, 128), (128, 1), (64, 64), (1, 64), (1, 32), (32, 32), 
 """Block shapes [rows, columns] in use: fp8 checkpoints 128 x 128, grouped int4 1 x 128 or 1 x 32, nvfp4 1 x 16."""
 SAME_SET = 0.05
 """Two sets of scales that differ by less, relative, are one: quantized values tell their scale only so well."""
-OF_SPREAD = 0.2
 FEWEST = 2
 """Blocks that a weight must have along a dimension for their arrangement to mean anything."""
 
@@ -33,16 +31,6 @@ def block_scales(weight: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     padded = torch.nn.functional.pad(weight.abs(), (0, -columns % block[1], 0, -rows % block[0]))
     largest: torch.Tensor = padded.unflatten(0, (-1, block[0])).unflatten(-1, (-1, block[1])).amax((1, 3))
     return largest
-
-
-def block_ranges(weight: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """The largest less the smallest value of each block: what codes with a zero point are scaled by."""
-    rows, columns = weight.shape
-    if rows % block[0] or columns % block[1]:
-        return torch.ones(1, 1, dtype=weight.dtype, device=weight.device)
-    tiles = weight.unflatten(0, (-1, block[0])).unflatten(-1, (-1, block[1]))
-    ranges: torch.Tensor = tiles.amax((1, 3)) - tiles.amin((1, 3))
-    return ranges
 
 
 def expanded(scales: torch.Tensor, block: tuple[int, int], shape: tuple[int, int]) -> torch.Tensor:
@@ -146,27 +134,26 @@ def _exchanged(drift: Drift, parameter: Parameter) -> Iterator[Finding]:
     """The scales in use are those of the source in another order: they were not moved along with the codes."""
     for source, candidate in _matrices(parameter):
         shape = (source.shape[0], source.shape[1])
-        for block, measure in itertools.product(((1, shape[1]), *SHAPES), (block_scales, block_ranges)):
-            scales = measure(source, block)
+        for block in ((1, shape[1]), *SHAPES):
+            scales = block_scales(source, block)
             if scales.numel() < 2 * FEWEST or _even(scales):
                 continue
             each = expanded(scales, block, shape).clamp_min(1e-300)
             square = _summed((source / each).square(), block)
             used = _summed(source / each * candidate / each, block) / square.clamp_min(1e-300) * scales
-            ranked, wanted = used.flatten().sort()[0], scales.flatten().sort()[0]
+            (ranked, order), wanted = used.flatten().sort(), scales.flatten().sort()[0]
             factor = factor_of(wanted, ranked)
-            apart = float((ranked - factor * wanted).norm())
-            # Of scales that are much alike, any are the same set: what counts is how far they spread.
-            if not apart < min(SAME_SET * float(ranked.norm()), OF_SPREAD * float((ranked - ranked.mean()).norm())):
+            if not float((ranked - factor * wanted).norm()) < SAME_SET * float(ranked.norm()):
                 continue
             unit = "rows" if block[0] == 1 and block[1] == shape[1] else f"{block[0]} x {block[1]} blocks"
             says = (
                 f"The scales of {parameter.name}'s {unit} are the right ones in another order: "
                 "permute them along with the codes"
             )
-            if relative(used, factor * scales) < SAME_SET:
+            placed = torch.empty_like(wanted).scatter_(0, order, factor * wanted).view_as(scales)
+            if relative(placed, factor * scales) < SAME_SET:
                 continue  # In their own order: a factor on the whole, if anything.
-            predicted = source * expanded(used, block, shape) / each
+            predicted = source * expanded(placed, block, shape) / each
             yield Finding("weight-permuted", relative(predicted, candidate), says)
             return
 
