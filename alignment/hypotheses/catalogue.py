@@ -11,6 +11,7 @@ from torch import Tensor
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses import (
+    accumulation,
     activation,
     attention_mask,
     attention_scale,
@@ -131,6 +132,7 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
     reduction.MISSING,
     reduction.DOUBLED,
     quantization.ACTIVATION,
+    accumulation.HYPOTHESIS,
 )
 """Bugs with a name in what a module does with its inputs."""
 
