@@ -101,6 +101,7 @@ def _placed(
 ) -> Candidate:
     wanted = _dtype(dtype)
     if stream_of(model) is None:
+        _check_holds_values(name, model)
         model = model.to(device)
     if wanted is not None and wanted != compute_dtype(model):
         model = model.to(wanted) if stream_of(model) is None else cast(model, wanted)
@@ -115,6 +116,14 @@ def _placed(
         **environment(torch.device(device)),
     }
     return Candidate(name, kind, model, None, table or _own_correspondence(model), described)
+
+
+def _check_holds_values(name: str, model: nn.Module) -> None:
+    """Refuse a model built on meta, which has shapes and no values."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((each for each, tensor in held if tensor.is_meta), None)
+    if empty is not None:
+        raise PorterError(f"{name}: {empty} is on meta and holds no values; load the weights before comparing")
 
 
 def _own_correspondence(model: nn.Module) -> Correspondence:

@@ -95,9 +95,11 @@ def causes_of_weights(
     wrong: dict[Pair, list[JudgedWeight]] = {}
     for judged in weights:
         if judged.row.status == "drift":
-            name = owner_of(judged, pairing)
-            alone = Pair(name, (judged.weight.source.rpartition(".")[0],), 0)
-            wrong.setdefault(pairing.by_module.get(name, alone), []).append(judged)
+            owner, name = judged.weight.owner, owner_of(judged, pairing)
+            alone = Pair(owner, (judged.weight.source.rpartition(".")[0],), 0)
+            # A module further up holds layers, which are not in memory at once.
+            near = name in (owner, owner.rpartition(".")[0])
+            wrong.setdefault(pairing.by_module.get(name, alone) if near else alone, []).append(judged)
     ordered = sorted((pair for pair in wrong if pair.module not in explained), key=lambda pair: pair.position)
     found = []
     for pair in ordered[:most]:

@@ -12,6 +12,8 @@ from porter.alignment.counterparts import LACKING
 Row = Mapping[str, Any]
 SEVERITY = ("drift", "flipped", "inherited", "skipped", "ok")
 COVERAGE_NEEDED = 0.95
+INFINITE = 1e308
+"""What a report has in place of infinity, which JSON does not know."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def number(value: Any) -> str:
     if value is None:
         return "-"
     value = float(value)
+    if abs(value) >= INFINITE:
+        return "inf" if value > 0 else "-inf"
     if value == 0 or (value.is_integer() and abs(value) < 10_000):
         return f"{value:.0f}"
     return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
@@ -50,7 +54,7 @@ def number(value: Any) -> str:
 
 def times(value: float | None) -> str:
     """A ratio as a reader says it, such as `28x`."""
-    return "-" if value is None else f"{value:.3g}x" if value < 1000 else f"{value:.1e}x"
+    return "-" if value is None else f"{value:.3g}x" if value < 1000 or math.isinf(value) else f"{value:.1e}x"
 
 
 def named(module: Any) -> str:
@@ -146,12 +150,23 @@ def _drifted(report: Mapping[str, Any]) -> str:
             has = f"{certain['what']} is {certain['candidate']} where the golden has {certain['golden']}"
             return f"{named(drift['module'])}: {has}; {certain['why']}"
         weight = next((w for w in report["weights"] if str(w["parameter"]).startswith(drift["module"] + ".")), None)
-        error = f" ({weight['parameter']} differs by {number(weight['error'])})" if weight else ""
+        error = f" ({weight['parameter']} {differs(weight)})" if weight else ""
         return f"{named(drift['module'])} drifts first, in its {drift['tensor']}{error}"
+    if row["introduced"] >= INFINITE:
+        what = "gives values that are not finite, or of another shape, from"
+        return f"{named(drift['module'])} {what} step {drift['step']} on{_lacking(report)}"
     return (
         f"{named(drift['module'])} introduces {number(row['introduced'])} at step {drift['step']}, "
         f"{times(ratio(row))} its budget of {number(row['budget'])}{_lacking(report)}"
     )
+
+
+def differs(weight: Row) -> str:
+    """How a parameter differs; where no number says it, why."""
+    error = weight["error"]
+    if error is None or float(error) >= INFINITE:
+        return str(weight.get("why") or "holds values that are not finite")
+    return f"differs by {number(error)}"
 
 
 def _lacking(report: Mapping[str, Any]) -> str:

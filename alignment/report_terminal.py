@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from porter.alignment.report_findings import checks_that_say_something, grouped_lint
-from porter.alignment.report_summary import causes_of, headline, leading_cause, named, number, percent
+from porter.alignment.report_summary import causes_of, differs, headline, leading_cause, named, number, percent
 from porter.alignment.report_tree import (
     LISTED_AT_MOST,
     OPENED,
@@ -114,7 +114,7 @@ def _weights(weights: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     said = f"{len(weights) - skipped} compared, {len(drifted)} differ" + (f", {skipped} skipped" if skipped else "")
     yield _labelled("parameters", said, STATUS_STYLE["drift"] if drifted else "")
     for w in drifted[:LISTED_AT_MOST]:
-        yield Text(f"  {w['parameter']}: differs by {number(w['error'])}, expected {number(w['expected'])}")
+        yield Text(f"  {w['parameter']}: {differs(w)}, expected {number(w['expected'])}")
     yield from _rest(len(drifted))
 
 

@@ -16,6 +16,7 @@ import porter
 from porter.alignment.align import align
 from porter.alignment.report_summary import headline
 from porter.alignment.roundings import WrittenOut
+from porter.errors import PorterError
 
 PADDED = [[5, 6, 7, 8, 9, 10, 11], [3, 4]]
 
@@ -129,3 +130,34 @@ def test_a_decode_step_wrong_in_a_row_without_padding_is_not_blamed_on_padding(t
     report = align(golden, model)
     assert report.first_drift is not None and report.first_drift.module == "model.layers.1.self_attn"
     assert report.causes and "padding-rows" not in {cause.kind for cause in report.causes}
+
+
+def test_one_layer_in_place_of_two_is_a_drift_of_weights(tmp_path: Path) -> None:
+    bfloat16(qwen2()).save_pretrained(tmp_path / "checkpoint")
+    model = type(qwen2()).from_pretrained(tmp_path / "checkpoint")
+    golden = golden_of(model, tmp_path / "golden", new_tokens=2)
+    model.model.layers[2] = model.model.layers[1]
+    report = align(golden, model, passes="weights")
+    assert report.verdict == "drift"
+    assert "model.layers.2" in {cause.module[:14] for cause in report.causes}
+
+
+def test_a_candidate_on_meta_is_refused_by_name(dense: Any) -> None:
+    model, golden = dense
+    candidate = copy.deepcopy(model)
+    candidate.model.layers[1].mlp.to("meta")
+    with pytest.raises(PorterError, match=r"model\.layers\.1\.mlp\.gate_proj\.weight is on meta"):
+        align(golden, candidate)
+
+
+def test_headlines_say_what_no_number_says(dense: Any) -> None:
+    model, golden = dense
+    candidate = copy.deepcopy(model)
+    with torch.no_grad():
+        candidate.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+    said = headline(align(golden, candidate, passes=("weights", "replay")).to_json())[1]
+    assert said == "model.layers.1.mlp.up_proj gives values that are not finite, or of another shape, from step 0 on"
+    candidate.lm_head = torch.nn.Linear(24, 128, bias=False)
+    del candidate.model.layers[1].mlp.up_proj
+    report = align(golden, candidate, passes="weights").to_json()
+    assert "(lm_head.weight shape (128, 24) where the source has (128, 48))" in headline(report)[1]
