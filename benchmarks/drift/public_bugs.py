@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from benchmarks.drift.case import Case
 from benchmarks.drift.judge import candidate_of, over_the_floor
 from benchmarks.drift.run import quiet
 from benchmarks.drift.workshop import Workshop
+from porter.alignment.quorum import align_by_quorum
 from porter.errors import PorterError
 
 Answer = tuple[bool, str]
@@ -92,13 +92,17 @@ def doubts_the_golden(bug: PublicBug, workshop: Workshop) -> Answer:
     """Right: the golden is the odd one out. The faulty model is the golden; candidate and third are right."""
     prepared = workshop.prepared(bug.case)
     wrong, _ = candidate_of(bug.case, workshop)
-    golden = porter.capture(wrong, prepared.tokens, workshop.folder / "wrong-golden", new_tokens=4, store_weights=True)
-    try:
-        align_quorum = importlib.import_module("porter.alignment.quorum").align_quorum
-    except ImportError:
-        return False, "needs several goldens with quorum, which this porter does not have"
-    report = align_quorum([golden, prepared.golden], workshop.healthy(bug.case))
-    return False, str(report)[:200]
+    folder, healthy = workshop.folder, workshop.healthy(bug.case)
+    golden = porter.capture(wrong, prepared.tokens, folder / "wrong-golden", new_tokens=4)
+    third = porter.capture(healthy, prepared.tokens, folder / "third-golden", new_tokens=4)
+
+    def compare(kept: Any) -> Any:
+        return porter.align(kept, healthy, source=copy.deepcopy(prepared.source))
+
+    report = align_by_quorum([golden, prepared.golden, third], compare, 2.0, copy.deepcopy(prepared.source))
+    told = "; ".join(check.says for check in report.sanity)
+    blamed = "self_attn" in told and "wrong-golden" in told
+    return report.verdict == "aligned" and blamed, f"{said(report)}; {told[:240]}"
 
 
 def examine(numbers: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
