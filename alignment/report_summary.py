@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,6 +177,12 @@ def _lacking(report: Mapping[str, Any]) -> str:
     return f"; the candidate has no {missing[0]}{more}" if missing else ""
 
 
+def _reason(report: Mapping[str, Any]) -> str:
+    """The reason that most of what was not compared has in common."""
+    reasons = Counter(str(each["why"]) for each in report["coverage"]["skipped"])
+    return f": {reasons.most_common(1)[0][0]}" if reasons else ""
+
+
 def _incomparable(report: Mapping[str, Any]) -> str:
     coverage = report["coverage"]
     void = next((check for check in report.get("sanity") or () if check["status"] == "invalid"), None)
@@ -184,7 +191,7 @@ def _incomparable(report: Mapping[str, Any]) -> str:
     if float(coverage["parameters"]) < COVERAGE_NEEDED:
         return (
             f"only {percent(coverage['parameters'])} of the parameters were compared "
-            f"({percent(COVERAGE_NEEDED)} needed), so nothing can be said{_lacking(report)}"
+            f"({percent(COVERAGE_NEEDED)} needed), so nothing can be said{_lacking(report) or _reason(report)}"
         )
     skipped = coverage["skipped"]
     return f"{named(skipped[0]['module'])}: {skipped[0]['why']}" if skipped else "the two cannot be compared"

@@ -111,6 +111,8 @@ def _status(arguments: list[str]) -> int:
     if not arguments or (arguments == words[:1] and is_group(words[0])):
         arguments = [*arguments, "--help"]
     outcome = typer.main.get_command(app).main(args=arguments, prog_name="porter", standalone_mode=False)
+    if outcome == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        raise KeyboardInterrupt
     return outcome if isinstance(outcome, int) else 0
 
 

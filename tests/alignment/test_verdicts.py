@@ -16,6 +16,7 @@ import porter
 from porter.alignment.align import align
 from porter.alignment.report_summary import headline
 from porter.alignment.roundings import WrittenOut
+from porter.cli.app import INTERRUPTED, run
 from porter.errors import PorterError
 
 PADDED = [[5, 6, 7, 8, 9, 10, 11], [3, 4]]
@@ -161,3 +162,16 @@ def test_headlines_say_what_no_number_says(dense: Any) -> None:
     del candidate.model.layers[1].mlp.up_proj
     report = align(golden, candidate, passes="weights").to_json()
     assert "(lm_head.weight shape (128, 24) where the source has (128, 48))" in headline(report)[1]
+
+
+def test_the_headline_says_why_too_little_was_compared(dense: Any) -> None:
+    model, golden = dense
+    said = headline(align(golden, copy.deepcopy(model), modules="layers.0").to_json())[1]
+    assert said.endswith("so nothing can be said: not selected by --modules")
+
+
+def test_an_interrupt_is_told_in_one_line(dense: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, golden = dense
+    (tmp_path / "stops.py").write_text("def build():\n    raise KeyboardInterrupt\n")
+    assert run(["align", str(golden.path), f"{tmp_path / 'stops.py'}:build"]) == INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[-1] == "porter: interrupted"
