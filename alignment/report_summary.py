@@ -150,7 +150,8 @@ def _drifted(report: Mapping[str, Any]) -> str:
         if certain is not None and certain["what"] == drift["tensor"]:
             has = f"{certain['what']} is {certain['candidate']} where the golden has {certain['golden']}"
             return f"{named(drift['module'])}: {has}; {certain['why']}"
-        weight = next((w for w in report["weights"] if str(w["parameter"]).startswith(drift["module"] + ".")), None)
+        own = [w for w in report["weights"] if str(w["parameter"]).startswith(f"{drift['module']}.")]
+        weight = next((w for w in own if w["status"] == "drift"), None)
         error = f" ({weight['parameter']} {differs(weight)})" if weight else ""
         return f"{named(drift['module'])} drifts first, in its {drift['tensor']}{error}"
     if row["introduced"] >= INFINITE:

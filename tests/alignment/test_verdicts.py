@@ -175,3 +175,11 @@ def test_an_interrupt_is_told_in_one_line(dense: Any, tmp_path: Path, capsys: py
     (tmp_path / "stops.py").write_text("def build():\n    raise KeyboardInterrupt\n")
     assert run(["align", str(golden.path), f"{tmp_path / 'stops.py'}:build"]) == INTERRUPTED
     assert capsys.readouterr().err.splitlines()[-1] == "porter: interrupted"
+
+
+def test_the_headline_names_a_parameter_that_differs(tmp_path: Path) -> None:
+    bfloat16(qwen2()).save_pretrained(tmp_path / "checkpoint")
+    model = type(qwen2()).from_pretrained(tmp_path / "checkpoint")
+    golden = golden_of(model, tmp_path / "golden", new_tokens=2)
+    model.model.layers[2] = model.model.layers[1]
+    assert "(model.layers.2." in headline(align(golden, model, passes="weights").to_json())[1]
