@@ -176,7 +176,8 @@ def _compare_weights(
 
     What of the source no weight stands for is not compared, whichever passes were asked for.
     """
-    counterparts, met = Counterparts.of(source), set()
+    counterparts = Counterparts.of(source)
+    met: set[str] = set()
     weights = WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded)
     for judged in journaled(weights, journal):
         met.update(pairing.correspondence.source_of(judged.weight.name))

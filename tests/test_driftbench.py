@@ -64,12 +64,12 @@ def test_cases_follow_the_seed_and_the_selection() -> None:
     ["act-gelu/qwen3", "router-bias-leaks/deepseek_v3"],
 )
 def test_planted_faults_are_found_and_named(workshop: Workshop, id: str) -> None:
-    outcome = judge(case_of(id), workshop)
+    outcome = judge(case_of(id), workshop, limit=120.0)
     assert outcome.counts and outcome.located and outcome.explained, outcome
 
 
 def test_a_legitimate_port_is_aligned(workshop: Workshop) -> None:
-    assert mark(judge(case_of("legit-same-fp32-bf16/qwen3"), workshop)) == "aligned"
+    assert mark(judge(case_of("legit-same-fp32-bf16/qwen3"), workshop, limit=120.0)) == "aligned"
 
 
 def test_the_yardstick_is_one_for_a_healthy_candidate(workshop: Workshop) -> None:

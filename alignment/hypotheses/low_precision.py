@@ -75,7 +75,8 @@ def symmetric_levels(values: torch.Tensor, storage: float) -> int | None:
     steps: the fewest of a quantizer's. Levels may have been rounded by `storage` when they were stored."""
     largest = values.abs().amax(-1, keepdim=True).clamp_min(1e-300)
     for bits in range(2, 9):
-        steps = values / largest * (highest := 2 ** (bits - 1) - 1)
+        highest: int = 2 ** (bits - 1) - 1
+        steps = values / largest * highest
         slack = ON_GRID + 2.0 * storage * steps.abs()
         if highest > 1 and 2.0 * storage * highest > LOOSEST:
             return None
