@@ -29,7 +29,8 @@ from porter.alignment.report import Report, Skipped, WeightRow
 from porter.alignment.source import open_source, rebuild_source
 from porter.alignment.streaming import available_bytes, kept, release
 from porter.alignment.verdict import coverage, drifted_weights, first_of, skipped_weights, verdict_of
-from porter.alignment.weights import WeightPairing, adopt
+from porter.alignment.weight_judgement import adopt
+from porter.alignment.weights import WeightPairing
 from porter.errors import PorterError
 from porter.golden.source import device_of
 from porter.golden.store import Golden

@@ -26,7 +26,8 @@ from porter.alignment.precision_swap import swapped
 from porter.alignment.replay import Replayer
 from porter.alignment.report import Tokens
 from porter.alignment.source import rebuild_source
-from porter.alignment.weights import WeightPairing, adopt, judge
+from porter.alignment.weight_judgement import adopt, judge
+from porter.alignment.weights import WeightPairing
 from porter.errors import PorterError
 from porter.golden.store import Golden
 

@@ -24,7 +24,7 @@ from porter.alignment.report import Cause
 from porter.alignment.states import LABEL
 from porter.alignment.streaming import Tensors, reach
 from porter.alignment.verdict import owner_of
-from porter.alignment.weights import JudgedWeight
+from porter.alignment.weight import JudgedWeight
 
 BIAS = "e_score_correction_bias"
 """A buffer of routers that checkpoints hold, as they hold parameters."""

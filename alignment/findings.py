@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from porter.alignment.report import Cause, ModuleRow, Routing, Skipped, Tokens
 from porter.alignment.settled import Settled
 from porter.alignment.verdict import Drifted
-from porter.alignment.weights import JudgedWeight
+from porter.alignment.weight import JudgedWeight
 
 
 @dataclass

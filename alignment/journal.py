@@ -24,7 +24,8 @@ import torch
 from porter.alignment.pairing import Pair
 from porter.alignment.report import WeightRow
 from porter.alignment.settled import Settled
-from porter.alignment.weights import JudgedWeight, Weight, judge
+from porter.alignment.weight import JudgedWeight, Weight
+from porter.alignment.weight_judgement import judge
 
 SCHEMA = "porter.alignment.journal/1"
 WEIGHT, MODULE = "weight", "module"

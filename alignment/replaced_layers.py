@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from porter.alignment.pairing import Pairing
 from porter.alignment.report import FirstDrift
 from porter.alignment.verdict import Drifted
-from porter.alignment.weights import JudgedWeight
+from porter.alignment.weight import JudgedWeight
 
 LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
 """A module's name up to its first index."""

@@ -9,7 +9,8 @@ from torch import nn
 
 from porter.alignment.pairing import Pairing
 from porter.alignment.report import Coverage, FirstDrift, ModuleRow, Skipped, WeightRow
-from porter.alignment.weights import SCALE_SUFFIXES, JudgedWeight
+from porter.alignment.weight import JudgedWeight
+from porter.alignment.weights import SCALE_SUFFIXES
 
 NEEDED = 0.95
 """The share of the parameters that must have been compared for any verdict but `incomparable` or `drift`."""

@@ -185,7 +185,9 @@ SINGLE = (
     Fault("overflow-mlp", ("overflow", "nan-origin"), ("qwen3", "llama"), overflowing("mlp", 0.8)),
     Fault("overflow-saturated", ("overflow",), ("qwen2",), saturating("mlp.down_proj", 0.5)),
     Fault("overflow-o-proj", ("overflow", "nan-origin"), ("deepseek_v3",), overflowing("self_attn.o_proj", 0.9)),
-    Fault("nan-mlp", ("nan-origin", "overflow"), ("qwen3", "deepseek_v2"), not_a_number("mlp.down_proj")),
+    Fault(
+        "nan-mlp", ("nan-origin", "overflow"), ("qwen3", "deepseek_v2"), not_a_number("mlp.down_proj"), layers="dense"
+    ),
     Fault("nan-norm", ("nan-origin", "overflow"), ("llama",), not_a_number("input_layernorm")),
     Fault("nan-head", ("nan-origin", "overflow"), ("qwen2",), not_a_number("lm_head")),
     Fault("race-mlp", ("nondeterminism",), ("qwen3", "llama"), noisy("mlp", 0.02)),

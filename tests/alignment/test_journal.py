@@ -19,7 +19,7 @@ from torch import nn
 
 import porter.alignment.align as aligning
 from porter.alignment import journal as journal_file
-from porter.alignment import journal_key, weights
+from porter.alignment import journal_key, weight_judgement
 from porter.alignment.budget import Verdict
 from porter.alignment.free_pass import FreePass
 from porter.alignment.journal import KEEP_DAYS, Resumption, journaling
@@ -172,7 +172,7 @@ def test_interrupted_among_the_weights(cases: Callable[[str], Case], monkeypatch
         judged.append(weight.name)
         if len(judged) == 20:
             raise KeyboardInterrupt
-        return weights.judge(weight)
+        return weight_judgement.judge(weight)
 
     monkeypatch.setattr(journal_file, "judge", judge)
     run.interrupted(1000)
@@ -243,7 +243,7 @@ from porter.alignment.align import align
 from porter.alignment.journal import Resumption
 from pathlib import Path
 from porter.alignment import journal as journal_file
-from porter.alignment import journal_key, weights
+from porter.alignment import journal_key, weight_judgement
 import porter.alignment.align as aligning
 import torch
 torch.set_num_threads(1)

@@ -16,7 +16,8 @@ from porter.alignment.precision_swap import exact, swapped, to_float64
 from porter.alignment.report import Report, WeightRow
 from porter.alignment.routing import Choice, choice_of, flips
 from porter.alignment.tokens import TokenCount
-from porter.alignment.weights import WeightPairing, judge
+from porter.alignment.weight_judgement import judge
+from porter.alignment.weights import WeightPairing
 from porter.correspondence import Correspondence, Entry
 
 

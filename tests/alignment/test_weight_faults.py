@@ -15,7 +15,8 @@ from torch import nn
 from porter.alignment.align import align
 from porter.alignment.quantized_weight import dequantized, grid_of, quantization_error
 from porter.alignment.report import WeightRow
-from porter.alignment.weights import WeightPairing, distance, judge
+from porter.alignment.weight_judgement import distance, judge
+from porter.alignment.weights import WeightPairing
 from porter.correspondence import Correspondence
 
 GENERATOR = torch.Generator().manual_seed(5)
