@@ -139,9 +139,9 @@ def _own_correspondence(model: nn.Module) -> Correspondence:
 def _family_of_generated(model: nn.Module) -> Any:
     if not type(model).__module__.startswith("porter_generated_"):
         return None
-    from porter.models.family import families
+    from porter.models.family import family_of
 
-    return families().get(str(getattr(getattr(model, "config", None), "model_type", None)))
+    return family_of(str(getattr(getattr(model, "config", None), "model_type", None)), type(model).__name__)
 
 
 def _port(

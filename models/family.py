@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from porter.correspondence import Correspondence, Entry
 from porter.errors import PorterError
 from porter.models.config_rules import check_config
 from porter.models.loading import expert_entries, registered_conversions
-from porter.models.port import PortedSource, correspondence_of, port_source, source_on_meta
+from porter.models.port import PortedSource, port_source, source_on_meta
+from porter.models.search import correspondence_of
+
+UNLISTED = "not a family that porter knows: matched by structure alone"
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ FAMILY_FILES = ("qwen2", "qwen3", "deepseek_v3")
 
 
 def families() -> dict[str, Family]:
-    """Every family that porter ports, by model type."""
+    """Every family that porter knows by name, by model type."""
     found = {}
     for name in FAMILY_FILES:
         family: Family = importlib.import_module(f"porter.models.{name}").FAMILY
@@ -126,8 +131,15 @@ def families() -> dict[str, Family]:
 
 
 def family_of(model_type: str, where: str = "model_type") -> Family:
-    """The family of a model type; `where` it was given begins the PorterError, which lists what is ported."""
+    """The family of a model type: a known one, or one made of transformers' class and matched by structure alone.
+
+    `where` the type was given begins the PorterError for a type of which transformers has no causal language model.
+    """
     known = families()
-    if model_type not in known:
-        raise PorterError(f"{where}: {model_type!r} is not ported; porter ports {', '.join(known)}")
-    return known[model_type]
+    if model_type in known:
+        return known[model_type]
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if not isinstance(class_name, str):
+        raise PorterError(f"{where}: transformers has no causal language model of type {model_type!r}")
+    module = str(getattr(transformers, class_name).__module__)
+    return Family(model_type, module, class_name, expected=(), special=(UNLISTED,))

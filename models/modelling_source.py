@@ -20,6 +20,8 @@ OP_IMPORTS = (
     "from porter.models.linear import Linear",
     "from porter.models.schemes import apply_schemes",
 )
+PLAIN_LINEAR = re.compile(r"(?<![\w.])(?:torch\.)?nn\.Linear\(")
+MODEL_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration")
 
 
 def upstream_path(module: str) -> Path:
@@ -54,14 +56,12 @@ def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str) -> 
         if node.name in candidates:
             edits += port_class(node, candidates[node.name])
             kept += _kept_linears(node, candidates[node.name])
-        if node.name.endswith("ForCausalLM"):
+        if node.name.endswith(MODEL_SUFFIXES):
             edits.append(_scheme_edit(node))
         if node.name.endswith("PreTrainedModel"):
-            last = node.end_lineno or node.lineno
-            edits.append((node.lineno, node.lineno, []) if _has_float32(node) else (last, last, _float32_lines()))
-    lines = [line if _within(i, kept) else line.replace("nn.Linear(", "Linear(") for i, line in enumerate(lines)]
-    lines = [_add_float32(line) for line in apply_edits(lines, edits)]
-    return _with_header(absolute_imports("\n".join(lines), module), module, chip)
+            edits.append(_float32_edit(node))
+    lines = [line if _within(i, kept) else PLAIN_LINEAR.sub("Linear(", line) for i, line in enumerate(lines)]
+    return _with_header(absolute_imports("\n".join(apply_edits(lines, edits)), module), module, chip)
 
 
 def _kept_linears(node: ast.ClassDef, candidate: Candidate) -> list[tuple[int, int]]:
@@ -84,19 +84,17 @@ def _scheme_edit(node: ast.ClassDef) -> Edit:
     return last, last, ["        apply_schemes(self, config)"]
 
 
-def _has_float32(node: ast.ClassDef) -> bool:
-    return any("_keep_in_fp32_modules_strict" in ast.unparse(s) for s in node.body if isinstance(s, ast.Assign))
-
-
-def _float32_lines() -> list[str]:
-    return ['    _keep_in_fp32_modules_strict = ["_scale"]']
-
-
-def _add_float32(line: str) -> str:
+def _float32_edit(node: ast.ClassDef) -> Edit:
     """The scales of int8 weights stay float32 whatever dtype the model is loaded in."""
-    if line.lstrip().startswith("_keep_in_fp32_modules_strict = [") and '"_scale"' not in line:
-        return line.rstrip().removesuffix("]") + ', "_scale"]'
-    return line
+    name = "_keep_in_fp32_modules_strict"
+    kept = [s for s in node.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == name]
+    if not kept:
+        last = node.end_lineno or node.lineno
+        return last, last, [f'    {name} = ["_scale"]']
+    value = kept[0].value
+    names = [ast.literal_eval(e) for e in value.elts] if isinstance(value, ast.List) else []
+    listed = ", ".join(f'"{n}"' for n in [*names, "_scale"])
+    return kept[0].lineno - 1, kept[0].end_lineno or kept[0].lineno, [f"    {name} = [{listed}]"]
 
 
 def _with_header(text: str, module: str, chip: str) -> str:

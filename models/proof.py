@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ BOUND = 1e-9
 TOKENS = 13
 DECODED = 3
 
+CANNOT_RUN = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What a model raises that does not take the inputs or lacks a part that the code reads."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -30,10 +34,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest relative L2 error seen, per part of the proof, and the bound it had to meet."""
+    """The largest relative L2 error seen, per part of the proof, and the bound it had to meet.
+
+    `skipped` are the parts that upstream itself cannot run, with what it raised: nothing is known there.
+    """
 
     errors: dict[str, float]
     bound: float = BOUND
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -118,38 +126,92 @@ def record_calls(source: nn.Module) -> dict[str, Call]:
 
 def module_error(ported: nn.Module, call: Call) -> float:
     """The relative error of a ported module on the recorded inputs of its source; infinite where it cannot run."""
+    return module_verdict(ported, call)[0]
+
+
+def module_verdict(ported: nn.Module, call: Call) -> tuple[float, str]:
+    """`module_error`, and what the module raised where it cannot run (else an empty string)."""
     with _exact(ported), using_reference(ported):
         try:
             output = ported(*call.arguments, **call.keywords)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            return float("inf")
+        except CANNOT_RUN as error:
+            return float("inf"), _first_line(error)
     ours, theirs = leading_tensors(output), leading_tensors(call.output)
-    return max((relative_error(a, b) for a, b in zip(ours, theirs, strict=False)), default=float("inf"))
+    return max((relative_error(a, b) for a, b in zip(ours, theirs, strict=False)), default=float("inf")), ""
+
+
+Part = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
-    """Logits of both on a prefill, on decode steps with a cache, and on a left-padded batch."""
+    """Logits of both in each of `PARTS`: a prefill, decode steps with a cache, chunks, a left-padded batch.
+
+    A part that `source` cannot run is skipped, with its reason; one that only `ported` cannot run has infinite error.
+    Raises what `source` raises on a plain prefill: of such a model nothing can be proven.
+    """
     ids = random_tokens(source)
+    errors, skipped = {}, {}
+    with _exact(source, ported), using_reference(ported):
+        for name, part in PARTS.items():
+            try:
+                wanted = part(source, ids)
+            except CANNOT_RUN as error:
+                if name == "prefill":
+                    raise
+                skipped[name] = _first_line(error)
+                continue
+            errors[name] = _part_error(part, ported, ids, wanted)
+    return Proof(errors, skipped=skipped)
+
+
+def _part_error(part: Part, ported: nn.Module, ids: torch.Tensor, wanted: torch.Tensor) -> float:
+    try:
+        return relative_error(part(ported, ids), wanted)
+    except CANNOT_RUN:
+        return float("inf")
+
+
+def _prefill(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def _left_padded(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    with _exact(source, ported), using_reference(ported):
-        padded = [m(ids, attention_mask=mask, use_cache=False).logits[:, 4:] for m in (source, ported)]
-        whole = [m(ids, use_cache=False).logits for m in (source, ported)]
-        steps = [_decode(m, ids) for m in (source, ported)]
-    return Proof(
-        {
-            "prefill": relative_error(whole[1], whole[0]),
-            "decode": relative_error(steps[1], steps[0]),
-            "left_padded": relative_error(padded[1], padded[0]),
-        }
-    )
+    return model(ids, attention_mask=mask, use_cache=False).logits[:, 4:]  # type: ignore[no-any-return]
 
 
 def _decode(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of the last DECODED tokens, fed one at a time after the rest."""
-    output = model(ids[:, :-DECODED], use_cache=True)
-    logits = []
-    for position in range(TOKENS - DECODED, TOKENS):
-        output = model(ids[:, position : position + 1], cache=output.cache, use_cache=True)
+    return _fed(model, ids, [TOKENS - DECODED, *[1] * DECODED])
+
+
+def _chunked(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return _fed(model, ids, [5, TOKENS - 5])
+
+
+def _fed(model: nn.Module, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache."""
+    keyword = cache_keyword(model)
+    cache, logits = None, []
+    for piece in ids.split(sizes, dim=1):
+        output = model(piece, use_cache=True, **({} if cache is None else {keyword: cache}))
+        cache = getattr(output, keyword)
         logits.append(output.logits)
-    return torch.cat(logits, dim=1)
+    return torch.cat(logits[1:], dim=1)
+
+
+def cache_keyword(model: nn.Module) -> str:
+    """What the model's forward calls its cache: `cache` in transformers 5, `past_key_values` in code written before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+PARTS: Mapping[str, Part] = {
+    "prefill": _prefill,
+    "decode": _decode,
+    "chunked": _chunked,
+    "left_padded": _left_padded,
+}

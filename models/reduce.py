@@ -22,15 +22,25 @@ REDUCED = {
     "qk_rope_head_dim": 6,
     "v_head_dim": 10,
     "n_routed_experts": 8,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "shared_expert_intermediate_size": 28,
     "n_group": 4,
     "topk_group": 2,
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
-    "num_hidden_layers": 3,
     "vocab_size": 61,
     "sliding_window": 5,
     "num_nextn_predict_layers": 0,
+    "index_n_heads": 3,
+    "index_head_dim": 10,
+    "index_topk": 5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
 }
+LEAST_LAYERS = 3
 TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -42,12 +52,12 @@ def reduced_config(config: Any) -> Any:
             data[name] = value
     if data.get("num_key_value_heads") == REDUCED["num_key_value_heads"] and "kv_lora_rank" in data:
         data["num_key_value_heads"] = data["num_attention_heads"]
-    if data.get("layer_types"):
-        data["layer_types"] = _sample_layer_types(data["layer_types"], data["num_hidden_layers"])
-        data.pop("max_window_layers", None)
+    data.update(_sampled_layers(config.to_dict()))
     derived = ("head_dim", "qk_head_dim") if "kv_lora_rank" in data else ()
     for name in (*TOKEN_FIELDS, "quantization_config", "porter", *derived):
         data.pop(name, None)
+    if data.get("max_window_layers", 0) is None:
+        del data["max_window_layers"]
     reduced = config.__class__.from_dict(data)
     for name in TOKEN_FIELDS:
         setattr(reduced, name, None)
@@ -56,10 +66,22 @@ def reduced_config(config: Any) -> Any:
     return reduced
 
 
-def _sample_layer_types(types: list[str], count: int) -> list[str]:
-    """`count` layer types in which every kind of the model appears."""
-    kinds = list(dict.fromkeys(types))
-    return (kinds + types * count)[:count]
+def _sampled_layers(data: dict[str, Any]) -> dict[str, Any]:
+    """num_hidden_layers and the lists with an entry per layer, for so few layers that every kind appears."""
+    layers = data["num_hidden_layers"]
+    lists = {n: v for n, v in data.items() if isinstance(v, list | tuple) and len(v) == layers and n.endswith("_types")}
+    dense = data.get("mlp_only_layers")
+    if isinstance(dense, list) and dense:
+        lists["mlp_only_layers"] = [i in dense for i in range(layers)]
+    kinds = list(zip(*lists.values(), strict=True))
+    chosen = list(dict.fromkeys(kinds))
+    sampled = (chosen + kinds * LEAST_LAYERS)[: max(LEAST_LAYERS, len(chosen))] or [()] * LEAST_LAYERS
+    result: dict[str, Any] = {name: [kind[i] for kind in sampled] for i, name in enumerate(lists)}
+    if "mlp_only_layers" in result:
+        result["mlp_only_layers"] = [i for i, only in enumerate(result["mlp_only_layers"]) if only]
+    if "max_window_layers" in data and "layer_types" in lists:
+        result["max_window_layers"] = None
+    return {**result, "num_hidden_layers": len(sampled)}
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -43,22 +45,24 @@ class GatedMLP:
         others = {n: m for n, m in module.named_children() if n not in linears}
         if len(linears) != 3 or any(list(m.parameters()) for m in others.values()):
             return None
-        wide = [n for n, m in linears.items() if m.out_features != m.in_features]
-        down = [n for n in linears if linears[n].out_features == min(m.in_features for m in linears.values())]
-        down = [n for n in down if [linears[o].out_features for o in linears if o != n] == [linears[n].in_features] * 2]
-        if len(down) != 1 or not wide:
+        downs = [n for n in linears if all(_feeds(linears[o], linears[n]) for o in linears if o != n)]
+        if not downs:
             return Mismatch("three linears, but no two of them feed the third")
-        if not any(is_silu(m) for m in others.values()):
+        if others and not any(is_silu(m) for m in others.values()):
             return Mismatch("a gated MLP, but none of its child modules computes silu")
-        first, second = (n for n in linears if n != down[0])
         return [
             Candidate(
                 rewrite=self.name,
                 forward=GatedMLPForward,
                 variant=f"{gate} gates {up}",
-                rename={"down_proj": down[0]},
+                rename={"down_proj": down},
                 fusions=(Fusion("gate_up_proj", (gate, up)),),
                 append=('self.swiglu = OpCall("swiglu", "standard")',),
             )
-            for gate, up in ((first, second), (second, first))
+            for down in downs
+            for gate, up in itertools.permutations([n for n in linears if n != down])
         ]
+
+
+def _feeds(first: nn.Linear, second: nn.Linear) -> bool:
+    return (first.in_features, first.out_features) == (second.out_features, second.in_features)

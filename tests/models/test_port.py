@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from porter.errors import PorterError
-from porter.models import port
+from porter.models import search
 from porter.models.family import FAMILY_FILES, families, family_of
-from porter.models.port import _match, correspondence_of, port_source
-from porter.models.proof import BOUND, module_error, prove_model, record_calls
+from porter.models.port import port_source
+from porter.models.proof import BOUND, PARTS, module_error, prove_model
 from porter.models.reduce import randomise, reduced_config
+from porter.models.rewrites import REWRITES
+from porter.models.search import Search, correspondence_of
 
 
 def config_of(model_type: str, **changes: Any) -> Any:
@@ -52,7 +55,7 @@ VARIANTS = [
 def test_float64_proof(model_type: str, changes: dict[str, Any]) -> None:
     family = families()[model_type]
     source = family.port(config_of(model_type, **changes))
-    assert source.proof.passed and set(source.proof.errors) == {"prefill", "decode", "left_padded"}
+    assert source.proof.passed and set(source.proof.errors) == set(PARTS)
     assert max(source.proof.errors.values()) < BOUND
     assert {c.candidate.rewrite for c in source.classes} == set(family.expected)
     assert not source.near_misses
@@ -97,20 +100,18 @@ def test_every_parameter_matters_to_the_proof(model_type: str) -> None:
 
 def test_a_wrong_variant_is_refused() -> None:
     family = families()["qwen3"]
-    small = reduced_config(config_of("qwen3"))
-    source = randomise(getattr(importlib.import_module(family.module), family.class_name)(small).double())
-    search = _match(source, family.module)
-    standard, zero_centered = search.waiting["Qwen3RMSNorm"]
+    found = Search.begin(config_of("qwen3"), family.module, family.class_name, "cpu", REWRITES)
+    source, small = found.source, found.config
+    standard, zero_centered = found.waiting["Qwen3RMSNorm"]
     assert (standard.variant, zero_centered.variant) == ("standard", "zero_centered")
-    search.waiting["Qwen3RMSNorm"] = [zero_centered]
+    found.waiting["Qwen3RMSNorm"] = [zero_centered]
     from porter.models.generated import import_text
     from porter.models.modelling_source import ported_text
 
-    module = import_text(ported_text(family.module, search.chosen(), "cpu"), "modeling_wrong")
+    module = import_text(ported_text(family.module, found.chosen(), "cpu"), "modeling_wrong")
     ported = getattr(module, family.class_name)(small).double()
-    ported.load_state_dict(correspondence_of(source, search.chosen()).convert(source.state_dict()))
-    call = record_calls(source)["model.norm"]
-    assert module_error(ported.get_submodule("model.norm"), call) > 1e-3
+    ported.load_state_dict(correspondence_of(source, found.chosen()).convert(source.state_dict()))
+    assert module_error(ported.get_submodule("model.norm"), found.calls["model.norm"]) > 1e-3
 
 
 def test_near_misses_explain_themselves() -> None:
@@ -119,9 +120,17 @@ def test_near_misses_explain_themselves() -> None:
         family.port(config_of("qwen3", hidden_act="gelu"))
 
 
-def test_unknown_families_are_named() -> None:
-    with pytest.raises(PorterError, match=r"'mamba' is not ported; porter ports qwen2, qwen3, deepseek_v3"):
-        family_of("mamba")
+def test_types_without_a_causal_language_model_are_named() -> None:
+    with pytest.raises(PorterError, match=r"model_type: transformers has no causal language model of type 'clip'"):
+        family_of("clip")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_models_that_no_family_lists_are_matched_by_structure(model_type: str) -> None:
+    family = family_of(model_type)
+    source = family.port(transformers.CONFIG_MAPPING[model_type]())
+    assert {c.candidate.rewrite for c in source.classes} == {"rms_norm", "gated_mlp", "attention", "decoder_layer"}
+    assert source.proof.passed and family.special
 
 
 def test_correspondence_round_trip_is_exact() -> None:
@@ -142,13 +151,13 @@ def test_ports_do_not_change_transformers() -> None:
 
 def test_the_proof_runs_on_one_thread_and_puts_the_number_back(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    prove = port.prove_model
+    prove = search.prove_model
 
     def counting(*models: torch.nn.Module) -> Any:
         seen.append(torch.get_num_threads())
         return prove(*models)
 
-    monkeypatch.setattr(port, "prove_model", counting)
+    monkeypatch.setattr(search, "prove_model", counting)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
