@@ -16,8 +16,8 @@ from porter.alignment.budget import least
 from porter.alignment.calls import Recorded, mapped, new_cache
 from porter.alignment.candidate import compute_dtype
 from porter.alignment.lanes import natively, real
+from porter.alignment.model_call import CannotRun, called
 from porter.alignment.precision_swap import exact
-from porter.alignment.replay import CANNOT_RUN, line_of
 from porter.alignment.report import Tokens
 from porter.alignment.tokens import TokenCount
 from porter.errors import PorterError
@@ -31,6 +31,8 @@ class Yardstick:
 
     kl_mean: float
     kl_max: float
+    unmeasured: str = ""
+    """Why the source could not be run in one of two precisions; the limits rest on the other alone."""
 
     def met_by(self, tokens: Tokens) -> bool:
         """Whether these logits are as near."""
@@ -59,13 +61,13 @@ class Runs:
             context = nullcontext() if replacements is None else replacements.put_back(sites, modules)
             try:
                 self._known[key] = self.of(self.model, context)
-            except CANNOT_RUN as error:
+            except CannotRun as error:
                 self._known[key] = None
-                self.failures[", ".join([*sites, *modules])] = line_of(error)
+                self.failures[", ".join([*sites, *modules])] = str(error)
         return self._known[key]
 
     def of(self, model: nn.Module, context: AbstractContextManager[Any]) -> Tokens:
-        """One run of any model on the golden's tokens. Raises what the model raises, PorterError without logits."""
+        """One run of any model on the golden's tokens. Raises CannotRun, PorterError without logits."""
         found, caches = TokenCount(), dict[int, Any]()
         self.count += 1
         self.advance(1)
@@ -74,7 +76,7 @@ class Runs:
                 if record.batch not in caches:
                     caches = {record.batch: new_cache(getattr(model, "config", None))}
                 inputs = mapped(self.recorded.value(record.inputs), natively, caches[record.batch])
-                logits = getattr(model(*inputs["args"], **inputs["kwargs"]), "logits", None)
+                logits = getattr(called(model, *inputs["args"], **inputs["kwargs"]), "logits", None)
                 if not isinstance(logits, Tensor):
                     raise PorterError("the candidate returns no logits: there are no tokens to restore")
                 found.add(self._rows(logits[:, -golden[1] :], record), golden[0])
@@ -115,8 +117,8 @@ def yardstick(runs: Runs, source: nn.Module, candidate: nn.Module, factor: float
     for precision in (nullcontext(), exact(source)):
         try:
             measured.append(runs.of(source, precision))
-        except CANNOT_RUN as error:
-            why = line_of(error)
+        except CannotRun as error:
+            why = str(error)
     if not measured:
         raise PorterError(f"the golden's source cannot be run here, so nothing can be put back: {why}")
     logits = torch.cat([rows.to(torch.float64).flatten() for rows, _ in runs.golden_logits])
@@ -124,4 +126,4 @@ def yardstick(runs: Runs, source: nn.Module, candidate: nn.Module, factor: float
     slack = (2.0 * factor) ** 2
     means = [tokens.kl_mean or 0.0 for tokens in measured]
     most = [tokens.kl_max or 0.0 for tokens in measured]
-    return Yardstick(slack * max(floor, *means), slack * max(floor, *most))
+    return Yardstick(slack * max(floor, *means), slack * max(floor, *most), why)

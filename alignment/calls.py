@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porter.alignment.forcing import MASK_NAME, ForcedCall
+from porter.alignment.model_call import called
 from porter.alignment.observation import MASK_BELOW, first_tensor, is_mask
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.golden.format import Record, dtype_of
@@ -213,7 +214,7 @@ def new_cache(config: Any) -> Any:
     """An empty cache of the kind that `config` asks for."""
     from transformers import DynamicCache
 
-    return DynamicCache() if config is None else DynamicCache(config=config)
+    return DynamicCache() if config is None else called(DynamicCache, config=config)
 
 
 def filled_cache(config: Any, call: Call, dtype: torch.dtype) -> Any:
@@ -225,7 +226,7 @@ def filled_cache(config: Any, call: Call, dtype: torch.dtype) -> Any:
         zeros = torch.zeros(rows, 1, call.past, 1, dtype=dtype)
         # Layers of recurrent states hold no keys and tell no length.
         for index in [i for i, each in enumerate(cache.layers) if hasattr(each, "update")] if cache.layers else [0]:
-            cache.update(zeros, zeros, index)
+            called(cache.update, zeros, zeros, index)
     return cache
 
 
@@ -245,4 +246,4 @@ class SourceGroup(nn.Module):
             self.add_module(name, part)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.cat([part(*args, **kwargs) for part in self.children()], dim=-1)
+        return torch.cat([called(part, *args, **kwargs) for part in self.children()], dim=-1)

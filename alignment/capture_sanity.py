@@ -18,8 +18,8 @@ from porter.alignment.calls import Recorded, mapped, new_cache
 from porter.alignment.capture_trace import Passed, recorded_passages, same, watching
 from porter.alignment.lanes import natively
 from porter.alignment.layer_chain import chain_checks, layer_names
+from porter.alignment.model_call import CannotRun, called
 from porter.alignment.pairing import module_names
-from porter.alignment.replay import CANNOT_RUN, line_of
 from porter.alignment.report import SanityCheck
 from porter.alignment.token_identity import same_tokens, vocabulary_holds
 from porter.errors import PorterError
@@ -121,8 +121,8 @@ def _observed(recorded: Recorded, model: nn.Module) -> Iterator[SanityCheck]:
         with watching(model, lambda name: name in kept) as trace:
             hooked = _first_output(recorded, model)
         again = hooked if same(plain, hooked) else _first_output(recorded, model)
-    except (PorterError, *CANNOT_RUN) as error:
-        yield SanityCheck("observer", "", "note", f"the candidate could not be run whole: {line_of(error)}")
+    except (PorterError, CannotRun) as error:
+        yield SanityCheck("observer", "", "note", f"the candidate could not be run whole: {error}")
         return
     yield _observer(same(plain, hooked), same(plain, again))
     yield from chain_checks(trace.passages, "candidate")
@@ -142,11 +142,12 @@ def _first_output(recorded: Recorded, model: nn.Module) -> Any:
         if golden.detail == "full":
             cache = new_cache(getattr(model, "config", None))
             inputs = mapped(recorded.value(record.inputs), natively, cache)
-            return model(*inputs["args"], **inputs["kwargs"])
+            return called(model, *inputs["args"], **inputs["kwargs"])
         batch = golden.batches[0]
         if batch.tokens is None:
             raise PorterError("the golden does not say which tokens it was given")
-        return model(input_ids=batch.tokens.to(recorded.device), attention_mask=batch.attention_mask)
+        tokens = batch.tokens.to(recorded.device)
+        return called(model, input_ids=tokens, attention_mask=batch.attention_mask)
 
 
 def _observer(unchanged: bool, repeatable: bool) -> SanityCheck:

@@ -15,11 +15,12 @@ from porter.alignment.calls import Call, source_module
 from porter.alignment.drift import Drift
 from porter.alignment.forcing import ForcedCall, Untouched
 from porter.alignment.lanes import Change, Seen, Side, exactly, natively, run_calls, skipped_children
+from porter.alignment.model_call import CannotRun
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import Observation, worst
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact
-from porter.alignment.replay import CANNOT_RUN, Replayer
+from porter.alignment.replay import Replayer
 from porter.alignment.report import Cause
 from porter.alignment.states import LABEL
 from porter.alignment.streaming import Tensors, reach
@@ -28,6 +29,7 @@ from porter.alignment.weight import JudgedWeight
 
 BIAS = "e_score_correction_bias"
 """A buffer of routers that checkpoints hold, as they hold parameters."""
+GIVEN_AS_RECORDED = "cannot be replayed in float64, so the module around it was explained with its recorded output"
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -149,7 +151,8 @@ def oracle_forced(replayer: Replayer, result: ModuleResult) -> list[Call]:
             outputs = [
                 seen.output for seen in replayer.run_exact(side, replayer.recorded.calls(child, replayer.pairing))
             ]
-        except CANNOT_RUN:
+        except CannotRun as error:
+            replayer.refuse(child.module, f"{GIVEN_AS_RECORDED}: {error}")
             continue
         calls = _with_outputs(replayer, result.pair, child, calls, outputs)
     return calls

@@ -43,6 +43,7 @@ class Findings:
             self.compared.add(settled.pair.module)
         else:
             self.skipped.append(Skipped(settled.pair.module, settled.why or "no tensor in common with the golden"))
+        self.skipped += settled.refused
         self.decisions += settled.decisions
         self.flips += settled.flips
         self.benign += settled.benign

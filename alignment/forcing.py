@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from porter.alignment.model_call import called
 from porter.alignment.observation import Observation, is_mask, tensors
 from porter.alignment.streaming import present
 
@@ -91,7 +92,7 @@ def _awake(child: nn.Module) -> Callable[..., Any]:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with present(child):
-            return original(*args, **kwargs)
+            return called(original, *args, **kwargs)
 
     return forward
 
@@ -118,10 +119,10 @@ def _forced(
             for index, tensor in enumerate(given):
                 seen.tensors[input_label(label, call, index)] = tensor.detach().clone()
         if call >= len(forced) or name in seen.otherwise:
-            return original(*args, **kwargs)
+            return called(original, *args, **kwargs)
         if as_recorded and not forced[call].run:
             return forced[call].output
-        return _replace_first(original(*args, **kwargs), forced[call].output)
+        return _replace_first(called(original, *args, **kwargs), forced[call].output)
 
     return forward
 

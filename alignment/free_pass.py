@@ -11,9 +11,10 @@ from torch import Tensor
 
 from porter.alignment.budget import least
 from porter.alignment.candidate import compute_dtype
-from porter.alignment.free_run import FreeErrors, Key, exact_baseline, limit, predicted, rounded_baseline, run_whole
+from porter.alignment.free_run import BASELINES, FreeErrors, Key, limit, predicted, run_whole
+from porter.alignment.model_call import CannotRun
 from porter.alignment.pairing import Pair
-from porter.alignment.replay import CANNOT_RUN, Replayer
+from porter.alignment.replay import Replayer
 from porter.alignment.report import Cause, FirstDrift, ModuleRow, Skipped, Tokens
 from porter.alignment.state_faults import StateFaults
 from porter.alignment.verdict import Drifted
@@ -66,9 +67,9 @@ class FreePass:
             self.unjudged = True
             self.skipped.append(Skipped("", f"free run: {error}"))
             return False
-        except CANNOT_RUN as error:
+        except CannotRun as error:
             self.unjudged = True
-            self.skipped.append(Skipped("", f"free run: the candidate fails: {type(error).__name__}: {error}"))
+            self.skipped.append(Skipped("", f"free run: the candidate fails: {error}"))
             return False
         self.tokens = self._free.tokens.result()
         if replayer.source is not None:
@@ -77,15 +78,13 @@ class FreePass:
 
     def _measure_growth(self) -> None:
         """Run the source whole, rounded and exactly; either run alone gives a limit."""
-        failures = []
-        for baseline in (rounded_baseline, exact_baseline):
+        for how, baseline in BASELINES.items():
             try:
                 self._baselines.append(baseline(self._replayer, self._pairs))
-            except CANNOT_RUN as error:
-                failures.append(f"{type(error).__name__}: {error}")
+            except CannotRun as error:
+                why = f"free run: the source fails {how}, which would show rounding: {error}"
+                self.skipped.append(Skipped("", why))
         self.unjudged = not self._baselines
-        if self.unjudged:
-            self.skipped.append(Skipped("", f"free run: no limit, the source fails: {'; '.join(failures)}"))
 
     @property
     def replays_nothing(self) -> bool:
@@ -108,6 +107,7 @@ class FreePass:
         suspects = [key for key in self._in_order(by_key) if self._suspect(by_key[key])]
         replayed = None if self.replays_nothing else state.judge(suspects, known)
         self.causes += state.causes
+        self.skipped += self._replayer.taken()
         known += [drifted for drifted, _ in state.faults.values()]
         for key in self._in_order(by_key):
             if key in state.faults:

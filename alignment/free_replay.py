@@ -20,6 +20,7 @@ from torch import Tensor
 
 from porter.alignment.calls import Recorded, mapped, new_cache
 from porter.alignment.lanes import natively
+from porter.alignment.model_call import called
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
 from porter.alignment.quantization_cost import quantizes_activations
@@ -45,7 +46,7 @@ def free_replays(replayer: Replayer, suspects: Sequence[Pair]) -> Iterator[tuple
     """Record the candidate's free run around the suspects and judge each on its own inputs, in execution order.
 
     Modules that quantize their activations are left out: they hold no state, and the replay has judged them. The
-    recording is on disk as long as the context lasts. Raises what the candidate raises.
+    recording is on disk as long as the context lasts. Raises CannotRun where the candidate raises.
     """
     judged = [p for p in suspects if quantizes_activations(replayer.candidate.get_submodule(p.module)) is None]
     names = {pair.module for pair in judged}
@@ -69,5 +70,5 @@ def _recorded(replayer: Replayer, names: set[str], path: Path) -> Golden:
             if record.batch not in caches:
                 caches = {record.batch: new_cache(getattr(model, "config", None))}
             inputs = mapped(recorded.value(record.inputs), natively, caches[record.batch])
-            model(*inputs["args"], **inputs["kwargs"])
+            called(model, *inputs["args"], **inputs["kwargs"])
     return Golden.open(path)

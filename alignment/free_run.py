@@ -19,11 +19,12 @@ from porter.alignment.budget import least
 from porter.alignment.calls import Recorded, mapped, new_cache
 from porter.alignment.free_watch import FreeErrors, Key, Watch
 from porter.alignment.lanes import natively
+from porter.alignment.model_call import called
 from porter.alignment.pairing import Pair, Pairing
 from porter.alignment.precision_swap import exact
 from porter.alignment.replay import Replayer
 
-__all__ = ["FreeErrors", "Key", "exact_baseline", "limit", "predicted", "rounded_baseline", "run_whole"]
+__all__ = ["BASELINES", "FreeErrors", "Key", "limit", "predicted", "run_whole"]
 
 
 def run_whole(
@@ -36,8 +37,8 @@ def run_whole(
 ) -> FreeErrors:
     """Run `model` on the recorded root inputs, step by step with its own caches, comparing as it goes.
 
-    `names` gives the model's own names of a pair's modules: the candidate's one, or the sources. Raises what the model
-    raises.
+    `names` gives the model's own names of a pair's modules: the candidate's one, or the sources. Raises CannotRun
+    where the model raises.
     """
     found = FreeErrors()
     watch = Watch(recorded, pairing, found)
@@ -50,7 +51,7 @@ def run_whole(
                 caches = {record.batch: new_cache(config)}
             inputs = mapped(recorded.value(record.inputs), natively, caches[record.batch])
             watch.begin(record, first)
-            output = model(*inputs["args"], **inputs["kwargs"])
+            output = called(model, *inputs["args"], **inputs["kwargs"])
             watch.logits(output, record)
     return found
 
@@ -96,6 +97,10 @@ def exact_baseline(replayer: Replayer, pairs: dict[str, Pair]) -> FreeErrors:
     source = replayer.source
     assert source is not None, "asked for only where there is a source"
     return _source_run(replayer, pairs, source, exact(source))
+
+
+BASELINES = {"in the candidate's precision": rounded_baseline, "in float64": exact_baseline}
+"""The source's own runs, by how they are run."""
 
 
 def _source_run(

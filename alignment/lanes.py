@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from porter.alignment.calls import Call, filled_cache, mapped, new_cache
 from porter.alignment.forcing import ForcedCall, Handed, Untouched, forcing
+from porter.alignment.model_call import called
 from porter.alignment.observation import Observation, first_tensor, tensors
 from porter.alignment.precision_swap import to_float64
 from porter.alignment.routing import Choice, choice_of
@@ -59,7 +60,7 @@ def run_calls(
     untouched: Untouched = lambda name, child: True,
     change: Change | None = None,
 ) -> list[Seen]:
-    """Run the module on every call, tensors passed through `convert` (which must copy). Raises what it raises."""
+    """Run the module on every call, tensors passed through `convert` (which must copy). Raises CannotRun."""
     caches: dict[int, Any] = {}
     results = []
     with torch.no_grad(), precision or nullcontext():
@@ -75,7 +76,7 @@ def run_calls(
                 for name, each in recorded.items()
             }
             with forcing(side.module, forced, untouched, lambda name: side.labels.get(name, name)) as handed:
-                output = side.module(*args, **kwargs)
+                output = called(side.module, *args, **kwargs)
             seen = seen_of(side.module, output, handed, call)
             results.append(replace(seen, states=states_of(caches[call.batch])) if side.real_cache else seen)
     return results
@@ -180,3 +181,14 @@ def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Modu
     """Forced children that have children of their own: their weights are not needed, so they keep their precision."""
     found = [module.get_submodule(name) for name in forced]
     return [child for child in found if next(child.children(), None) is not None]
+
+
+def position_scale(calls: Sequence[Call]) -> float:
+    """Angles are position times frequency: a table's last bit grows with the position."""
+    highest = 1.0
+    for call in calls:
+        for label, tensor in tensors([call.args, call.kwargs], ""):
+            if label.endswith("position_ids") or (tensor.dtype == torch.int64 and len(call.args) == 2):
+                highest = max(highest, float(tensor.max())) if tensor.numel() else highest
+    has_positions_alone = all(not call.forced for call in calls)
+    return highest if has_positions_alone else 1.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from porter.alignment.model_call import widened
 from porter.alignment.streaming import stream_of
 from porter.kernels.dispatch import using_reference
 from porter.precision import float64_mode
@@ -23,8 +23,8 @@ Convert = Callable[[Tensor], Tensor]
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """Floating-point tensors in float64, others as they are."""
-    return tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor
+    """Floating-point tensors in float64, others as they are. Raises CannotRun where the device has none."""
+    return widened(tensor.detach()) if tensor.is_floating_point() else tensor
 
 
 @contextmanager

@@ -107,6 +107,7 @@ class _Found:
             self.compared.update(result.pair.sources)
         else:
             self.skipped.append(Skipped(result.pair.module, result.why))
+        self.skipped += self.replayer.taken()
 
     def retake(self, result: ModuleResult) -> None:
         """A module again, which stood out among its siblings."""

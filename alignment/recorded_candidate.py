@@ -19,10 +19,11 @@ from porter.alignment.calls import Call, child_calls, length, shapes_handed
 from porter.alignment.forced_children import holds_tensors
 from porter.alignment.forcing import ForcedCall, Handed, handed, input_label
 from porter.alignment.lanes import Side, seen_of
+from porter.alignment.model_call import CannotRun
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, relative_name
 from porter.alignment.precision_swap import swapped
-from porter.alignment.replay import CANNOT_RUN, Replayer, line_of
+from porter.alignment.replay import Replayer
 from porter.errors import PorterError
 from porter.golden.format import Record
 
@@ -54,8 +55,8 @@ class RecordedReplayer(Replayer):
             self._judge(result, theirs)
             if result.over_native:
                 self._read_otherwise(result, theirs)
-        except CANNOT_RUN as error:
-            result.why = f"the source cannot be replayed on the candidate's inputs: {line_of(error)}"
+        except CannotRun as error:
+            result.why = f"the source cannot be replayed on the candidate's inputs: {error}"
         return result
 
     def _judge(self, result: ModuleResult, theirs: Side) -> None:

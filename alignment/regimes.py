@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from porter.alignment.calls import new_cache
+from porter.alignment.model_call import called
 
 LONGEST = 4097
 """One past 4096, the largest power of two that a sweep asks for."""
@@ -193,7 +194,7 @@ def _padded(regime: Regime, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_steps(model: nn.Module, calls: Sequence[Step]) -> None:
-    """Call `model` step after step, with one cache where there are several. Raises what the model raises."""
+    """Call `model` step after step, with one cache where there are several. Raises CannotRun."""
     parameters = inspect.signature(model.forward).parameters
     parameter = next(model.parameters())
     extra: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
@@ -202,4 +203,4 @@ def run_steps(model: nn.Module, calls: Sequence[Step]) -> None:
         extra = {name: new_cache(getattr(model, "config", None)), "use_cache": True}
     with torch.no_grad():
         for step in calls:
-            model(**{name: tensor.to(parameter.device) for name, tensor in step.items()}, **extra)
+            called(model, **{name: tensor.to(parameter.device) for name, tensor in step.items()}, **extra)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,22 @@ from porter.alignment.budget import EXACT, judged_exact, judged_native, measured
 from porter.alignment.calls import Call, Recorded, source_module
 from porter.alignment.comparable import comparable, no_less_than_typical
 from porter.alignment.forced_children import force_alike, force_holding_weights
-from porter.alignment.lanes import Seen, Side, exactly, natively, run_calls, skipped_children
+from porter.alignment.lanes import Seen, Side, exactly, natively, position_scale, run_calls, skipped_children
+from porter.alignment.model_call import CannotRun
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import tensors
 from porter.alignment.pairing import Pair, Pairing, relative_name
 from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.quantization_cost import activation_cost, quantizes_activations, round_first, rounded_activations
 from porter.alignment.recorded_truth import recorded_observations
+from porter.alignment.report import Skipped
 from porter.alignment.roundings import other_roundings
 from porter.alignment.routing import Flips, flips, score_noise
 from porter.alignment.states import judged_states
 from porter.errors import PorterError
-from porter.kernels.dispatch import op_calls
 
-# What a module may raise when it cannot run in float64 or on these inputs: everything that torch and Python raise for
-# unfit values. Anything else is a defect of the aligner and shows itself.
-CANNOT_RUN = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError)
+CANNOT_BE_CALLED = "the candidate cannot be called as recorded"
+"""How the reason begins where the candidate's module raised."""
 
 UNMEASURED = {False: 4, True: 8}
 """Roundings of the dtype that a module may add up to, per unit of the factor, where its noise cannot be measured; True:
@@ -45,6 +44,18 @@ class Replayer:
     candidate: nn.Module
     source: nn.Module | None
     factor: float
+    refused: list[Skipped] = field(default_factory=list, init=False)
+    """Modules of which something could not be run, and so was not compared; whoever asked for it takes them."""
+
+    def refuse(self, module: str, why: str) -> str:
+        """Note that something of `module` was not compared; returns `why`."""
+        self.refused.append(Skipped(module, why))
+        return why
+
+    def taken(self) -> list[Skipped]:
+        """What was refused since this was last asked."""
+        found, self.refused = self.refused, []
+        return list(dict.fromkeys(found))
 
     def replay(self, pair: Pair) -> ModuleResult:
         """Run the pair's lanes over every recorded call."""
@@ -61,8 +72,8 @@ class Replayer:
             result.candidate_native = run_calls(mine, result.calls, natively)
             if force_alike(self.pairing, result):
                 result.candidate_native = run_calls(mine, result.calls, natively)
-        except CANNOT_RUN as error:
-            result.why, result.failed = f"the candidate cannot be called as recorded: {line_of(error)}", True
+        except CannotRun as error:
+            result.why, result.failed = f"{CANNOT_BE_CALLED}: {error}", True
             return result
         self.recorded.returns_tuple[pair.module] = isinstance(result.candidate_native[0].output, tuple)
         if theirs is None:
@@ -76,17 +87,18 @@ class Replayer:
         try:
             result.oracle = self.run_exact(theirs, calls)
             rounded = self.run_rounded(theirs, calls)
-        except CANNOT_RUN as error:
-            result.why = f"the source cannot be replayed in float64: {line_of(error)}"
+        except CannotRun as error:
+            result.why = self.refuse(result.pair.module, f"the source cannot be replayed in float64: {error}")
             self._against_golden(result)
             return
         self._note_dtypes(result.pair, rounded)
         cost = activation_cost(mine.module, self, theirs, result)
         try:
             result.candidate_exact = self.run_exact(mine, result.calls)
-        except CANNOT_RUN as error:
-            result.why = f"cannot run in float64, judged in its own precision alone: {line_of(error)}"
-        tolerance = EXACT * _position_scale(result.calls)
+        except CannotRun as error:
+            why = f"cannot run in float64, judged in its own precision alone: {error}"
+            result.why = self.refuse(result.pair.module, why)
+        tolerance = EXACT * position_scale(result.calls)
         result.exact = [
             judged_exact(seen.tensors, oracle.tensors, cost, tolerance)
             for seen, oracle in zip(result.candidate_exact, result.oracle, strict=False)
@@ -232,32 +244,6 @@ def replay_all(replayer: Replayer, pairs: Iterable[Pair], advance: Callable[[int
         advance(1)
 
 
-def provider_of(module: nn.Module) -> tuple[str | None, str | None]:
-    """(op, provider) that served a module's own Ops most; (None, None) for a module without Ops."""
-    own = [call for site, call in op_calls(module) if "." not in site and call.calls]
-    if not own:
-        return None, None
-    busiest = max(own, key=lambda call: sum(call.calls.values()))
-    return f"{busiest.name}/{busiest.variant}", max(busiest.calls, key=busiest.calls.__getitem__)
-
-
 def _left_alone(side: Side, calls: Sequence[Call]) -> list[nn.Module]:
     forced = {name for call in calls for name in (call.source_forced if side.source else call.forced)}
     return skipped_children(side.module, forced)
-
-
-def _position_scale(calls: Sequence[Call]) -> float:
-    """Angles are position times frequency: a table's last bit grows with the position."""
-    highest = 1.0
-    for call in calls:
-        for label, tensor in tensors([call.args, call.kwargs], ""):
-            if label.endswith("position_ids") or (tensor.dtype == torch.int64 and len(call.args) == 2):
-                highest = max(highest, float(tensor.max())) if tensor.numel() else highest
-    has_positions_alone = all(not call.forced for call in calls)
-    return highest if has_positions_alone else 1.0
-
-
-def line_of(error: Exception) -> str:
-    """An exception in one short line."""
-    text: Any = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[0][:160]}"

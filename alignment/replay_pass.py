@@ -75,7 +75,8 @@ class ReplayPass:
             rows = [replace(row, status="inherited") if row.status == "drift" else row for row in rows]
             drifts = []
         kept = settled(result, self.replayer.recorded, rows, drifts)
-        return replace(kept, causes=self._causes(kept, result))
+        causes = self._causes(kept, result)
+        return replace(kept, causes=causes, refused=self.replayer.taken())
 
     def _brought_by_a_child(self, result: ModuleResult) -> bool:
         """Whether a child that ran within this module's replay is itself over its budget."""

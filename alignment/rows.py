@@ -10,11 +10,11 @@ from torch import nn
 from porter.alignment.budget import Verdict
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import cosine
-from porter.alignment.replay import provider_of
 from porter.alignment.report import FirstDrift, ModuleRow
 from porter.alignment.routing import COMBINE, Flips
 from porter.alignment.states import growth
 from porter.alignment.verdict import Drifted
+from porter.kernels.dispatch import op_calls
 
 MATHEMATICS = "differs in float64: mathematics or weights, not rounding"
 OUTLIER = "errs unlike the same module of other layers"
@@ -99,6 +99,15 @@ def rows_of(result: ModuleResult, module: nn.Module | None) -> Iterator[ModuleRo
             status=status,
             why=worst.why or ("no tensor in common with the golden" if worst.shown is None else ""),
         )
+
+
+def provider_of(module: nn.Module) -> tuple[str | None, str | None]:
+    """(op, provider) that served a module's own Ops most; (None, None) for a module without Ops."""
+    own = [call for site, call in op_calls(module) if "." not in site and call.calls]
+    if not own:
+        return None, None
+    busiest = max(own, key=lambda call: sum(call.calls.values()))
+    return f"{busiest.name}/{busiest.variant}", max(busiest.calls, key=busiest.calls.__getitem__)
 
 
 def drifts_of(result: ModuleResult) -> list[Drifted]:

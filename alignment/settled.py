@@ -18,7 +18,7 @@ from porter.alignment.calls import Recorded
 from porter.alignment.free_watch import sketch_of
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
-from porter.alignment.report import Cause, FirstDrift, ModuleRow
+from porter.alignment.report import Cause, FirstDrift, ModuleRow, Skipped
 from porter.alignment.verdict import Drifted
 from porter.golden.format import dtype_name, dtype_of, host_bytes
 from porter.golden.node import tensor_nodes
@@ -49,6 +49,8 @@ class Settled:
     sketches: Mapping[int, Tensor] = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     returns_tuple: bool | None = None
+    refused: Sequence[Skipped] = ()
+    """What of the module, or of its children while it was explained, could not be run."""
 
     @property
     def explicable(self) -> bool:
@@ -77,6 +79,7 @@ class Settled:
             "sketches": {str(step): _packed(sketch) for step, sketch in self.sketches.items()},
             "dtypes": {name: dtype_name(dtype) for name, dtype in self.dtypes.items()},
             "returns_tuple": self.returns_tuple,
+            "refused": [asdict(each) for each in self.refused],
         }
 
     @staticmethod
@@ -101,6 +104,7 @@ class Settled:
             {int(step): _unpacked(packed).to(device) for step, packed in content["sketches"].items()},
             {name: dtype_of(dtype) for name, dtype in content["dtypes"].items()},
             content["returns_tuple"],
+            [Skipped(**each) for each in content["refused"]],
         )
 
 

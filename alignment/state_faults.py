@@ -9,9 +9,10 @@ from typing import Any
 from porter.alignment.diagnosis import drift_of
 from porter.alignment.free_replay import FreeReplayer, free_replays
 from porter.alignment.free_watch import FreeErrors, Key
+from porter.alignment.model_call import CannotRun
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair
-from porter.alignment.replay import CANNOT_RUN, Replayer
+from porter.alignment.replay import Replayer
 from porter.alignment.report import Cause, FirstDrift
 from porter.alignment.rows import findings
 from porter.alignment.verdict import Drifted
@@ -20,6 +21,7 @@ from porter.errors import PorterError
 LOOKED_INTO = 12
 """How many suspect modules are replayed on the candidate's own inputs, first in execution order."""
 CAUSES_FOR = 2
+NOT_REPLAYED_THERE = "free run: not compared on what the candidate gave it there"
 
 Fault = tuple[Drifted, dict[str, Any]]
 """The drift, and what changes in the module's row."""
@@ -48,8 +50,14 @@ class StateFaults:
             with free_replays(self._replayer, pairs) as (own, results):
                 for result in results:
                     self._judge(own, result, first)
-        except (PorterError, *CANNOT_RUN):
+        except (PorterError, CannotRun) as error:
+            for pair in pairs:
+                self._replayer.refuse(pair.module, f"{NOT_REPLAYED_THERE}: {error}")
             return None
+        for result in results:
+            if not result.compared:
+                self._replayer.refuse(result.pair.module, f"{NOT_REPLAYED_THERE}: {result.why}")
+        self._replayer.refused += own.taken()
         compared = {(r.pair.module, call.step) for r in results if r.compared for call in r.calls}
         return compared | {key for key in open_ if key[0] not in chosen and compared}
 

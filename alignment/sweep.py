@@ -19,11 +19,14 @@ import torch
 from porter.alignment.align import Progress, align
 from porter.alignment.candidate import load_candidate
 from porter.alignment.free_pass import STATE
+from porter.alignment.model_call import CannotRun
 from porter.alignment.regimes import Regime, fitted, kinds, lengths, text
-from porter.alignment.report import FirstDrift, Report
+from porter.alignment.replay import CANNOT_BE_CALLED
+from porter.alignment.report import FirstDrift, Report, Skipped
 from porter.alignment.source import rebuild_source
 from porter.alignment.sweep_budget import REPLAYED_LENGTH, Extent, extent_of
-from porter.alignment.sweep_probe import Outcome, Prober, source_is_consistent
+from porter.alignment.sweep_outcome import Outcome
+from porter.alignment.sweep_probe import Prober, source_is_consistent
 from porter.alignment.sweep_search import Smallest, smallest
 from porter.errors import PorterError
 from porter.golden.store import Golden
@@ -34,9 +37,6 @@ ROWS = 3
 WIDER = 1.5
 """Times the factor, in the sweep: it compares a hundred times as much, often single tokens whose noise is measured on
 few elements, and a legitimate kernel was seen 1.03 times over its budget at one of them."""
-
-CANNOT_BE_CALLED = "the candidate cannot be called as recorded"
-"""How the replay begins to say that a module raised."""
 
 CONSISTENT = 1e-6
 """Relative difference, in float64, that the source may show between one prefill and its parts."""
@@ -117,8 +117,10 @@ def sweep(
     if failure is not None and report.verdict != "drift":
         report = replace(failure.report, weights=report.weights)
     report.environment["candidate"] = dict(loaded.environment)
+    account = _account(prober, extent, failure)
+    covered = replace(report.coverage, skipped=(*report.coverage.skipped, *prober.unmeasured))
     values = {each.name: getattr(report, each.name) for each in fields(Report)}
-    return SweptReport(**values, sweep=_account(prober, extent, failure))
+    return SweptReport(**{**values, "coverage": covered}, sweep=account)
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,12 @@ def _inconsistent(prober: Prober, extent: Extent) -> list[dict[str, Any]]:
     for mode in ("decode", "chunked"):
         regime = Regime(min(extent.longest, REPLAYED_LENGTH), mode=mode)
         if regime.length >= regime.shortest:
-            error = source_is_consistent(prober.source, regime, prober.tokens)
-            if error is not None and error > CONSISTENT:
+            try:
+                error = source_is_consistent(prober.source, regime, prober.tokens)
+            except CannotRun as failed:
+                why = f"sweep: {regime.says()}: the source is not compared with its own prefill: {failed}"
+                prober.unmeasured.append(Skipped("", why))
+                continue
+            if error > CONSISTENT:
                 found.append({"regime": regime.to_json(), "error": error})
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.alignment.model_call import CannotRun
 from porter.alignment.regimes import LONGEST, Regime, fitted, kinds, lengths, run_steps, steps, text
 from porter.alignment.routing import choice_of
 from porter.errors import PorterError
@@ -103,6 +104,8 @@ def _routed(source: nn.Module, vocabulary: int) -> bool:
     try:
         with torch.no_grad():
             run_steps(source, steps(Regime(2), text(vocabulary, 1, 2)))
+    except CannotRun as error:
+        raise PorterError(f"--sweep: the golden's source cannot be run here: {error}") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from porter.alignment.budget import least
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import compute_dtype
 from porter.alignment.free_pass import SLACK
-from porter.alignment.free_run import exact_baseline, rounded_baseline, run_whole
+from porter.alignment.free_run import BASELINES, run_whole
+from porter.alignment.model_call import CannotRun
 from porter.alignment.observation import relative
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selection
 from porter.alignment.precision_swap import exact, swapped
 from porter.alignment.regimes import Regime, run_steps, steps
-from porter.alignment.replay import CANNOT_RUN, Replayer, line_of
-from porter.alignment.report import Report
+from porter.alignment.replay import Replayer
+from porter.alignment.report import Report, Skipped
 from porter.alignment.routing import choice_of
+from porter.alignment.sweep_outcome import Loads, Outcome, of_report
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.golden.recorder import recording
@@ -35,40 +37,6 @@ RAISES = "the candidate raises"
 
 class SourceCannotRun(Exception):
     """The source itself raises in this regime: there is nothing to compare with."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one regime showed. `judge`: "free" (the candidate ran whole), "replay" (modules, on the source's
-    inputs) or "align" (everything). `module` is the first over its limit, with error and limit where there are any."""
-
-    regime: Regime
-    judge: str
-    failing: bool
-    module: str | None = None
-    error: float | None = None
-    limit: float | None = None
-    why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As the report lists it."""
-        rest = {name: getattr(self, name) for name in ("judge", "failing", "module", "error", "limit", "why")}
-        return {"regime": self.regime.to_json(), "says": self.regime.says(), **rest}
-
-
-@dataclass
-class Loads:
-    """Tokens per expert and call, over everything that was run: how often none, how often one, and the most."""
-
-    none: int = 0
-    one: int = 0
-    most: int = 0
-
-    def add(self, counts: Tensor) -> None:
-        """Tokens [experts] of one call of one router."""
-        self.none += int((counts == 0).sum())
-        self.one += int((counts == 1).sum())
-        self.most = max(self.most, int(counts.max()))
 
 
 @dataclass
@@ -90,6 +58,7 @@ class Prober:
     loads: Loads = field(default_factory=Loads)
     tried: list[Outcome] = field(default_factory=list)
     not_tried: dict[Regime, str] = field(default_factory=dict)
+    unmeasured: list[Skipped] = field(default_factory=list)
     runs: int = 0
     _reports: dict[Regime, Report] = field(default_factory=dict)
     _known: dict[tuple[Regime, Any], Outcome] = field(default_factory=dict)
@@ -102,8 +71,8 @@ class Prober:
             try:
                 with self._as_stored(), self._counting(), recording(self.source, path, store_weights=False):
                     run_steps(self.source, steps(regime, self.tokens))
-            except (*CANNOT_RUN, PorterError) as error:
-                raise SourceCannotRun(line_of(error)) from error
+            except (CannotRun, PorterError) as error:
+                raise SourceCannotRun(str(error)) from error
             self.runs += 1
             self.advance(1)
             yield Golden.open(path)
@@ -149,7 +118,7 @@ class Prober:
         )
         if judge == ALIGN:
             self._reports[regime] = report
-        return _of_report(regime, judge, report)
+        return of_report(regime, judge, report)
 
     def _judged(self, regime: Regime, judge: Any, judged: Callable[[Golden], Outcome]) -> Outcome | None:
         if regime in self.not_tried:
@@ -177,8 +146,8 @@ class Prober:
         pairs = {p.module: p for p in replayer.pairing.pairs if pattern is None or pattern.search(p.module)}
         try:
             found = run_whole(self.model, replayer.recorded, pairs, replayer.pairing, lambda pair: (pair.module,))
-        except (*CANNOT_RUN, PorterError) as error:
-            return Outcome(regime, FREE, True, why=f"{RAISES} {line_of(error)}")
+        except (CannotRun, PorterError) as error:
+            return Outcome(regime, FREE, True, why=f"{RAISES} {error}")
         if found.handed:
             first = min(found.handed, key=lambda key: (key[1], pairs[key[0]].position))
             return Outcome(regime, FREE, True, first[0], why="is handed other positions or another mask")
@@ -186,11 +155,16 @@ class Prober:
             key: SLACK * self.factor * least(max(dtype, compute_dtype(self.model), key=least))
             for key, dtype in found.dtypes.items()
         }
-        for measure in (None, rounded_baseline, exact_baseline):
-            if measure is not None:
-                with suppress(*CANNOT_RUN):
-                    for key, grown in measure(replayer, pairs).end_to_end.items():
-                        limits[key] = max(limits.get(key, 0.0), SLACK * self.factor * grown)
+        for how, baseline in ((None, None), *BASELINES.items()):
+            if baseline is not None:
+                try:
+                    measured = baseline(replayer, pairs)
+                except CannotRun as error:
+                    why = f"sweep: {regime.says()}: the source fails {how}, which would show rounding: {error}"
+                    self.unmeasured.append(Skipped("", why))
+                    continue
+                for key, grown in measured.end_to_end.items():
+                    limits[key] = max(limits.get(key, 0.0), SLACK * self.factor * grown)
             over = [key for key, error in found.end_to_end.items() if not error <= limits[key]]
             if not over:
                 return Outcome(regime, FREE, False)
@@ -233,15 +207,6 @@ def _replay(regime: Regime, replayer: Replayer, modules: frozenset[str]) -> Outc
     return Outcome(regime, REPLAY, False)
 
 
-def _of_report(regime: Regime, judge: str, report: Report) -> Outcome:
-    first = report.first_drift
-    if report.verdict != "drift" or first is None:
-        return Outcome(regime, judge, report.verdict == "drift")
-    row = next((r for r in report.modules if (r.module, r.step) == (first.module, first.step)), None)
-    error, limit = (None, None) if row is None else (row.introduced, row.budget)
-    return Outcome(regime, judge, True, first.module, error, limit)
-
-
 def beside(pairing: Pairing, modules: frozenset[str]) -> list[Pair]:
     """The pairs of `modules` in execution order, and their siblings, whose replay tells the dtypes of their inputs."""
     parents = {name.rpartition(".")[0] for name in modules}
@@ -250,9 +215,11 @@ def beside(pairing: Pairing, modules: frozenset[str]) -> list[Pair]:
     return found[: last + 1]
 
 
-def source_is_consistent(source: nn.Module, regime: Regime, tokens: Tensor) -> float | None:
-    """How far, in float64, the source's last logits in `regime` are from those of one prefill of the same tokens; None
-    where it cannot run."""
+def source_is_consistent(source: nn.Module, regime: Regime, tokens: Tensor) -> float:
+    """How far, in float64, the source's last logits in `regime` are from those of one prefill of the same tokens.
+
+    Raises CannotRun.
+    """
     ends: list[Tensor] = []
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -260,10 +227,9 @@ def source_is_consistent(source: nn.Module, regime: Regime, tokens: Tensor) -> f
 
     handle = source.register_forward_hook(hook)
     try:
-        with exact(source), suppress(*CANNOT_RUN):
+        with exact(source):
             run_steps(source, steps(regime, tokens))
             run_steps(source, steps(Regime(regime.length, batch=regime.batch), tokens))
             return relative(ends[len(steps(regime, tokens)) - 1], ends[-1])
     finally:
         handle.remove()
-    return None

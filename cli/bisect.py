@@ -73,6 +73,9 @@ def render(result: Mapping[str, Any], console: Console) -> None:
     ):
         if text:
             console.print(Text.assemble((f"{label:<14}", "bold"), text), soft_wrap=True)
+    if result["limit"]["unmeasured"]:
+        why = f"in one precision alone, in the other the source fails: {result['limit']['unmeasured']}"
+        console.print(Text(f"  rounding is measured {why}", "yellow"), soft_wrap=True)
     for name, why in list(result["not_runnable"].items())[:LISTED_AT_MOST]:
         console.print(Text(f"  cannot run with {name or 'nothing'} put back: {why}", "dim"), soft_wrap=True)
 

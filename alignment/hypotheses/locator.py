@@ -11,6 +11,7 @@ import torch
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.permutation import block_of, matching_order
 from porter.alignment.hypotheses.trial import joined
+from porter.alignment.model_call import CannotRun
 from porter.alignment.observation import relative
 
 MOST = 0.9
@@ -61,7 +62,7 @@ def inputs_of(drift: Drift) -> list[list[torch.Tensor]]:
 
     try:
         drift.run(drift.source_module, spy)
-    except RuntimeError:
+    except CannotRun:
         return []
     return given
 

@@ -11,6 +11,7 @@ import torch
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.surgery import set_parameter, shallow_copy
 from porter.alignment.hypotheses.trial import PARTIAL_NEEDED, confidence
+from porter.alignment.model_call import CannotRun
 from porter.alignment.observation import worst
 from porter.alignment.report import Cause
 
@@ -81,7 +82,7 @@ def with_parameters_of_candidate(drift: Drift) -> Drift | None:
         set_parameter(copied, parameter.key, parameter.candidate)
     try:
         outputs = drift.run(copied)
-    except RuntimeError:
+    except CannotRun:
         return drift
     tensor, after, step = worst(drift.candidate_output, outputs)
     if after <= drift.floor:

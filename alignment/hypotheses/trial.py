@@ -13,6 +13,7 @@ from torch import nn
 
 from porter.alignment.drift import Drift, Inputs
 from porter.alignment.hypotheses.surgery import shallow_copy
+from porter.alignment.model_call import CannotRun
 from porter.alignment.observation import Observation
 from porter.alignment.report import Cause
 
@@ -59,7 +60,7 @@ def distance(drift: Drift, change: Change | None = None, inputs: ChangeInputs | 
         if change is not None:
             change(copied)
         return drift.distance(drift.run(copied, inputs))
-    except RuntimeError:
+    except (CannotRun, RuntimeError):
         return math.inf
 
 
