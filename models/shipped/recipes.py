@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import DeepseekV3Config, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import DeepseekV3Config, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
 BYTES = 256
 VOCABULARY = 264
@@ -99,7 +99,36 @@ def tiny_qwen3() -> Recipe:
     return Recipe(config, tokens, None, tokens[2], tokens[0], steps=1200, peak_learning_rate=4e-3)
 
 
-RECIPES = {"tiny-deepseek-v3": tiny_deepseek_v3, "tiny-qwen3": tiny_qwen3}
+def tiny_qwen3_moe() -> Recipe:
+    """Qwen3-MoE at toy width: query and key norms, 16 experts of which 4 are chosen by a renormalised softmax."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        moe_intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=16,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        router_aux_loss_coef=0.001,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=258,
+        pad_token_id=256,
+    )
+    tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return Recipe(config, tokens, None, tokens[2], tokens[0], steps=700, peak_learning_rate=4e-3)
+
+
+RECIPES = {"tiny-deepseek-v3": tiny_deepseek_v3, "tiny-qwen3": tiny_qwen3, "tiny-qwen3-moe": tiny_qwen3_moe}
 
 
 def byte_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:

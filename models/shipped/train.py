@@ -110,13 +110,15 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate, steps=steps))
     balance = ExpertBalance(model)
+    # Softmax routers are balanced by upstream's own auxiliary loss.
+    balanced = {"output_router_logits": True} if hasattr(recipe.config, "router_aux_loss_coef") else {}
     began = time.monotonic()
     for step in range(steps):
         batch, length = recipe.shape(step / steps)
         rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
-        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-        torch.autograd.backward(loss)
+        output = model(input_ids=rows[:, :-1], use_cache=False, **balanced)
+        loss = F.cross_entropy(output.logits.flatten(0, 1), rows[:, 1:].flatten())
+        torch.autograd.backward(loss + recipe.config.router_aux_loss_coef * output.aux_loss if balanced else loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
