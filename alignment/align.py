@@ -20,14 +20,15 @@ from porter.alignment.findings import Findings
 from porter.alignment.free_pass import FreePass
 from porter.alignment.journal import FOLDER, Journal, Resumption, journaled, journaling
 from porter.alignment.journal_key import key_of
+from porter.alignment.memory import available_bytes
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
 from porter.alignment.replaced_layers import replaced_layers
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
 from porter.alignment.report import Report, Skipped, WeightRow
-from porter.alignment.source import open_source, rebuild_source
-from porter.alignment.streaming import available_bytes, kept, release
+from porter.alignment.source import open_source
+from porter.alignment.streaming import kept, release
 from porter.alignment.verdict import coverage, drifted_weights, first_of, skipped_weights, verdict_of
 from porter.alignment.weight_judgement import adopt
 from porter.alignment.weights import WeightPairing
@@ -93,9 +94,8 @@ def align(
         from porter.alignment.recorded_alignment import align_recorded
 
         checks = checks_of_recording(golden, loaded.golden)
-        return checks.applied(
-            align_recorded(golden, loaded, source or rebuild_source(golden), pattern, factor, advance)
-        )
+        oracle = open_source(golden, place) if source is None else source.to(place)
+        return checks.applied(align_recorded(golden, loaded, oracle, pattern, factor, advance, place))
     assert loaded.model is not None, "a candidate is a golden or a model"
     names = module_names(loaded.model)
     if correspondence is not None:

@@ -14,8 +14,8 @@ from porter.alignment.calls import Recorded
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import first_tensor, relative, tensors
 from porter.alignment.pairing import pair_modules
-from porter.alignment.recorded_alignment import round_to
 from porter.alignment.recorded_candidate import RecordedReplayer
+from porter.alignment.rounded_source import round_to
 from porter.alignment.source import rebuild_source
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
@@ -67,11 +67,11 @@ def _deviations(golden: Golden, oracle: nn.Module, factor: float, steps: set[int
     """Of every module of a golden, replayed as a candidate that is a recording is."""
     dtype = dtype_of(golden.manifest["dtype"] or "float32")
     source = copy.deepcopy(oracle)
-    wide = round_to(source, dtype)
+    rounded = round_to(source, dtype)
     known = {name for name, _ in source.named_modules()}
     names = [name for name in dict.fromkeys(record.module for record in golden.records) if name in known]
     pairing = pair_modules(golden, names, Correspondence())
-    replayer = RecordedReplayer(Recorded(golden, dtype, torch.device("cpu")), pairing, source, source, factor, wide)
+    replayer = RecordedReplayer(Recorded(golden, dtype, torch.device("cpu")), pairing, source, source, factor, rounded)
     replayer.recorded.recorded_dtype = dtype
     found = {}
     for pair in pairing.pairs:

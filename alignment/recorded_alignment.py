@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate
@@ -18,6 +18,7 @@ from porter.alignment.pairing import pair_modules
 from porter.alignment.recorded_candidate import RecordedReplayer
 from porter.alignment.recorded_errors import EndToEnd
 from porter.alignment.report import Report, Routing, Skipped
+from porter.alignment.rounded_source import round_to
 from porter.alignment.rows import drifts_of, rows_of
 from porter.alignment.siblings import Siblings
 from porter.alignment.verdict import Drifted, coverage, first_of, verdict_of
@@ -28,9 +29,6 @@ from porter.golden.store import Golden
 CAUSES_FOR = 3
 """How many drifting modules are diagnosed."""
 
-KEPT_WIDE = 1 << 22
-"""Elements of the largest parameter that a port may keep wider than its dtype: norms, biases, routers."""
-
 
 def align_recorded(
     golden: Golden,
@@ -39,17 +37,18 @@ def align_recorded(
     pattern: re.Pattern[str] | None,
     factor: float,
     advance: Callable[[int], None],
+    device: torch.device,
 ) -> Report:
-    """Compare the candidate's recording with the golden; `source` is the golden's model, and is rounded in place."""
+    """Compare the candidate's recording with the golden; `source`: the golden's model, rounded in place."""
     theirs = candidate.golden
     assert theirs is not None, "called for recordings alone"
     if theirs.detail != "full":
         raise PorterError(f"{theirs.path}: recorded as {theirs.detail}; only --detail full holds what a replay needs")
     dtype = dtype_of(theirs.manifest["dtype"] or "float32")
-    wide = round_to(source, dtype)
+    rounded = round_to(source, dtype)
     names = list(dict.fromkeys(record.module for record in theirs.records))
     pairing = pair_modules(golden, names, candidate.correspondence)
-    replayer = RecordedReplayer(Recorded(theirs, dtype, torch.device("cpu")), pairing, source, source, factor, wide)
+    replayer = RecordedReplayer(Recorded(theirs, dtype, device), pairing, source, source, factor, rounded)
     replayer.recorded.recorded_dtype = dtype
     ends = EndToEnd(golden, theirs, pairing)
     found = _Found(Report("aligned"), replayer, ends, [Skipped("", why) for why in ends.reasons])
@@ -113,22 +112,6 @@ class _Found:
         """A module again, which stood out among its siblings."""
         self.report.modules = [row for row in self.report.modules if row.module != result.pair.module]
         self.take(result)
-
-
-def round_to(source: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
-    """What the candidate's precision does to the weights is no fault of its modules.
-
-    Returns those that may be kept wider, unrounded, by the identity of what took their place.
-    """
-    wide = {}
-    for module in source.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None and torch.finfo(parameter.dtype).eps < torch.finfo(dtype).eps:
-                rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-                module._parameters[name] = rounded
-                if parameter.numel() <= KEPT_WIDE:
-                    wide[id(rounded)] = parameter.detach()
-    return wide
 
 
 def _count(result: ModuleResult, counts: list[int]) -> None:

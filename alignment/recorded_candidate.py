@@ -8,7 +8,8 @@ the precision that the candidate was recorded in.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from porter.alignment.module_result import ModuleResult
 from porter.alignment.pairing import Pair, relative_name
 from porter.alignment.precision_swap import swapped
 from porter.alignment.replay import Replayer
+from porter.alignment.rounded_source import RoundedSource
+from porter.alignment.streaming import reach
 from porter.errors import PorterError
 from porter.golden.format import Record
 
@@ -34,15 +37,15 @@ RECORDED = "recorded: judged in the precision of the recording alone"
 class RecordedReplayer(Replayer):
     """Replays the source on the records of a candidate; `recorded` is the candidate's golden.
 
-    `wide` holds the source's parameters as they were before they were rounded to the recording's dtype, by the identity
-    of the rounded ones.
+    `rounded_source` is what rounding to the recording's dtype took from the source's parameters.
     """
 
-    wide: Mapping[int, Tensor] = field(default_factory=dict)
+    rounded_source: RoundedSource = field(default_factory=lambda: RoundedSource({}))
 
     def replay(self, pair: Pair) -> ModuleResult:
         """As `Replayer.replay`, in the one lane that a recording has."""
         assert self.source is not None, "a recording is compared with a source model"
+        reach(self.source, pair.sources[0])
         theirs = self.source_side(pair)
         assert theirs is not None, "there is a source"
         try:
@@ -70,18 +73,21 @@ class RecordedReplayer(Replayer):
     def _read_otherwise(self, result: ModuleResult, theirs: Side) -> None:
         """A recording does not tell in which dtype each weight and table was kept: every usual one is legitimate."""
         for words, reading in self._readings().items():
-            with swapped(theirs.module, reading):
+            with reading(theirs.module):
                 self._judge(result, theirs)
             if not result.over_native:
                 result.why = f"{RECORDED}; {words}"
                 return
         self._judge(result, theirs)
 
-    def _readings(self) -> dict[str, Callable[[Tensor], Tensor]]:
+    def _readings(self) -> dict[str, Callable[[nn.Module], AbstractContextManager[None]]]:
         return {
-            "as if its weights had been kept as wide as the golden's": lambda tensor: self.wide.get(id(tensor), tensor),
-            f"as if its tables had been rounded to {self.recorded.dtype}".replace("torch.", ""): self._narrowed,
+            "as if its weights had been kept as wide as the golden's": self.rounded_source.unrounded,
+            f"as if its tables had been rounded to {self.recorded.dtype}".replace("torch.", ""): self._tables_rounded,
         }
+
+    def _tables_rounded(self, module: nn.Module) -> AbstractContextManager[None]:
+        return swapped(module, self._narrowed)
 
     def _narrowed(self, tensor: Tensor) -> Tensor:
         wide = tensor.is_floating_point() and torch.finfo(tensor.dtype).eps < torch.finfo(self.recorded.dtype).eps

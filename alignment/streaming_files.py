@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.streaming import streamed
+from porter.alignment.stream import streamed
 from porter.checkpoint.header import read_header
 from porter.checkpoint.reader import Checkpoint
 from porter.correspondence import Entry

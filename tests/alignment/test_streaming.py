@@ -15,8 +15,10 @@ import porter
 from porter.alignment.align import align
 from porter.alignment.candidate import load_candidate
 from porter.alignment.precision_swap import exact
+from porter.alignment.rounded_source import round_to
 from porter.alignment.source import open_source, rebuild_source
-from porter.alignment.streaming import Tensors, kept, part_of, present, reach, release, stream_of
+from porter.alignment.stream import part_of
+from porter.alignment.streaming import Tensors, kept, present, reach, release, stream_of
 from porter.golden.capture import capture
 
 CPU = torch.device("cpu")
@@ -171,3 +173,47 @@ def test_streamed_port_is_aligned(tmp_path: Path, scheme: str) -> None:
     assert report.environment["candidate"]["weights"] == "read layer by layer"
     assert report.verdict == "aligned", report.first_drift
     assert report.coverage.parameters == 1.0 and not report.coverage.skipped
+
+
+def test_a_streamed_source_is_rounded_alike(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    golden = capture(loaded(folder), TOKENS, tmp_path / "golden", store_weights=True)
+    whole, model = rebuild_source(golden), open_source(golden, CPU)
+    layer = "model.layers.1"
+    parts = whole.get_submodule(layer), model.get_submodule(layer)
+    stored = {name: parameter.dtype for name, parameter in parts[0].named_parameters()}
+    of_whole, of_model = round_to(whole, torch.bfloat16), round_to(model, torch.bfloat16)
+    reach(model, layer)
+
+    def same(dtypes: dict[str, torch.dtype]) -> None:
+        theirs = dict(parts[0].named_parameters())
+        for name, parameter in parts[1].named_parameters():
+            assert parameter.dtype == theirs[name].dtype == dtypes[name], name
+            assert torch.equal(parameter, theirs[name]), name
+
+    same(dict.fromkeys(stored, torch.bfloat16))
+    with of_whole.unrounded(parts[0]), of_model.unrounded(parts[1]):
+        same(stored)
+    same(dict.fromkeys(stored, torch.bfloat16))
+    with torch.no_grad(), exact(whole), exact(model):
+        assert torch.equal(whole(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("fault", [None, FAULTS["halve_key_bias"]])
+def test_recordings_are_judged_alike(tmp_path: Path, fault: Any) -> None:
+    model = qwen2()
+    golden = golden_of(model, tmp_path / "golden")
+    candidate = bfloat16(model)
+    # Kept wide, as a port may: only that reading of the recording is in order.
+    norm = candidate.model.layers[1].input_layernorm.float()
+    norm.register_forward_hook(lambda module, args, output: output.to(torch.bfloat16))
+    with torch.no_grad():
+        module = None if fault is None else fault(candidate)
+    recorded = golden_of(candidate, tmp_path / "candidate")
+    streamed, whole = align(golden, recorded), align(golden, recorded, source=rebuild_source(golden))
+    assert streamed.verdict == ("aligned" if fault is None else "drift")
+    assert streamed.first_drift == whole.first_drift
+    assert streamed.first_drift is None or streamed.first_drift.module == module
+    assert [(m.module, m.status, m.introduced, m.budget, m.why) for m in streamed.modules] == [
+        (m.module, m.status, m.introduced, m.budget, m.why) for m in whole.modules
+    ]
