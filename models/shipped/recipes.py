@@ -1,9 +1,18 @@
 """What the shipped checkpoints are made of: configurations, tokenizers and how long each trains."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import DeepseekV3Config, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    DeepseekV32Config,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 BYTES = 256
 VOCABULARY = 264
@@ -26,6 +35,52 @@ class Recipe:
     def shape(self, progress: float) -> tuple[int, int]:
         """Rows and bytes a row at `progress` (0 to 1) of the run: windows twice as long in the last fifth."""
         return (self.batch, self.length) if progress < 0.8 else (self.batch // 2, 2 * self.length)
+
+
+def tiny_deepseek_v2() -> Recipe:
+    """DeepSeek-V2 at toy width: MLA with a full-rank query, 16 experts of which the 2 best of 4 groups are used."""
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        moe_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=16,
+        routed_scaling_factor=4.0,
+        kv_lora_rank=64,
+        q_lora_rank=None,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        num_experts_per_tok=3,
+        first_k_dense_replace=1,
+        norm_topk_prob=False,
+        max_position_embeddings=2048,
+        initializer_range=0.05,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.707,
+        },
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    config.update({"scoring_func": "softmax"})
+    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
+    return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=700, peak_learning_rate=3e-3)
 
 
 def tiny_deepseek_v3() -> Recipe:
@@ -75,6 +130,62 @@ def tiny_deepseek_v3() -> Recipe:
     # DeepSeek's own names for these, with the bars and blanks that its tokenizer spells them with.
     tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
     return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=1000, peak_learning_rate=3e-3)
+
+
+def tiny_deepseek_v3_mtp() -> Recipe:
+    """tiny-deepseek-v3 with a layer less, and a prediction layer that is trained together with the others."""
+    recipe = tiny_deepseek_v3()
+    recipe.config.update({"num_hidden_layers": 3, "num_nextn_predict_layers": 1})
+    return dataclasses.replace(recipe, steps=700)
+
+
+def tiny_deepseek_v32() -> Recipe:
+    """DeepSeek-V3.2 at toy width: each query attends to the 32 keys that the layer's indexer selects; YaRN to 8192."""
+    config = DeepseekV32Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        moe_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=12,
+        routed_scaling_factor=2.5,
+        kv_lora_rank=64,
+        q_lora_rank=96,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=4,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        index_n_heads=8,
+        index_head_dim=32,
+        index_topk=32,
+        max_position_embeddings=8192,
+        initializer_range=0.05,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    # As in tiny-deepseek-v3: for engines that serve the model.
+    config.update({"topk_method": "noaux_tc", "scoring_func": "sigmoid"})
+    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
+    return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=700, peak_learning_rate=3e-3)
 
 
 def tiny_qwen3() -> Recipe:
@@ -128,7 +239,14 @@ def tiny_qwen3_moe() -> Recipe:
     return Recipe(config, tokens, None, tokens[2], tokens[0], steps=700, peak_learning_rate=4e-3)
 
 
-RECIPES = {"tiny-deepseek-v3": tiny_deepseek_v3, "tiny-qwen3": tiny_qwen3, "tiny-qwen3-moe": tiny_qwen3_moe}
+RECIPES = {
+    "tiny-deepseek-v2": tiny_deepseek_v2,
+    "tiny-deepseek-v3": tiny_deepseek_v3,
+    "tiny-deepseek-v3-mtp": tiny_deepseek_v3_mtp,
+    "tiny-deepseek-v32": tiny_deepseek_v32,
+    "tiny-qwen3": tiny_qwen3,
+    "tiny-qwen3-moe": tiny_qwen3_moe,
+}
 
 
 def byte_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from porter.models.shipped.indexer_alignment import IndexerAlignment
 from porter.models.shipped.model_card import card
 from porter.models.shipped.recipes import BYTES, RECIPES, Recipe, byte_tokenizer
 
@@ -113,22 +114,26 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     # Softmax routers are balanced by upstream's own auxiliary loss.
     balanced = {"output_router_logits": True} if hasattr(recipe.config, "router_aux_loss_coef") else {}
     began = time.monotonic()
-    for step in range(steps):
-        batch, length = recipe.shape(step / steps)
-        rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
-        output = model(input_ids=rows[:, :-1], use_cache=False, **balanced)
-        loss = F.cross_entropy(output.logits.flatten(0, 1), rows[:, 1:].flatten())
-        torch.autograd.backward(loss + recipe.config.router_aux_loss_coef * output.aux_loss if balanced else loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        balance.step()
-        if step % 50 == 0 or step == steps - 1:
-            print(
-                f"step {step:5d}  {loss.item() / math.log(2):.3f} bits/byte  {time.monotonic() - began:.0f} s",
-                flush=True,
-            )
+    with IndexerAlignment(model) as indexers:
+        for step in range(steps):
+            batch, length = recipe.shape(step / steps)
+            rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
+            indexers.begin(step / steps)
+            output = model(input_ids=rows[:, :-1], use_cache=False, **balanced)
+            loss = F.cross_entropy(output.logits.flatten(0, 1), rows[:, 1:].flatten())
+            beside = recipe.config.router_aux_loss_coef * output.aux_loss if balanced else indexers.loss()
+            torch.autograd.backward(loss + beside)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            balance.step()
+            if step % 50 == 0 or step == steps - 1:
+                print(
+                    f"step {step:5d}  {loss.item() / math.log(2):.3f} bits/byte  beside {beside.item():.3f}  "
+                    f"{time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
     model.train(False)
     return model
 
