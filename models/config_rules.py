@@ -19,7 +19,12 @@ from porter.errors import PorterError
 SIZE_LIMIT = 2**31 - 1
 """The largest size that 32-bit kernel arguments hold."""
 
-MOST = {"num_hidden_layers": 4096, "n_routed_experts": 65_536}
+MOST = {
+    "num_hidden_layers": 4096,
+    "n_routed_experts": 65_536,
+    "num_experts": 65_536,
+    "num_local_experts": 65_536,
+}
 """Counts of modules or names that are built one by one; far above any model."""
 
 POSITIVE = (
@@ -38,9 +43,21 @@ POSITIVE = (
     "num_experts_per_tok",
     "n_group",
     "topk_group",
+    "decoder_sparse_step",
 )
 POSITIVE_OR_NULL = ("num_key_value_heads", "head_dim", "q_lora_rank", "sliding_window")
-NOT_NEGATIVE = ("first_k_dense_replace", "num_nextn_predict_layers", "n_shared_experts", "max_window_layers")
+NOT_NEGATIVE = (
+    "first_k_dense_replace",
+    "num_nextn_predict_layers",
+    "n_shared_experts",
+    "max_window_layers",
+    "num_experts",
+    "num_local_experts",
+    "shared_expert_intermediate_size",
+)
+"""A Qwen3-MoE of no experts is dense, and Qwen3-Coder states a shared expert of width 0."""
+PER_LAYER = ("num_experts", "num_local_experts")
+"""Fields that may also be a list with a value for each layer (Hunyuan)."""
 SWITCHES = ("attention_bias", "tie_word_embeddings", "use_cache", "norm_topk_prob", "use_sliding_window")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 FRACTIONS = {
@@ -68,6 +85,11 @@ RULES: tuple[Rule, ...] = (
     (("topk_group", "n_group"), lambda chosen, groups: chosen <= groups, "must be at most {1} = {b}"),
     (("num_experts_per_tok", "n_routed_experts"), lambda k, experts: k <= experts, "must be at most {1} = {b}"),
     (
+        ("num_experts_per_tok", "num_experts"),
+        lambda k, experts: experts == 0 or k <= experts,
+        "must be at most {1} = {b}",
+    ),
+    (
         ("num_experts_per_tok", "topk_group", "n_routed_experts", "n_group"),
         lambda k, chosen, experts, groups: k <= chosen * (experts // groups),
         "must be at most the experts of {1} = {b} groups",
@@ -90,7 +112,9 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     for names, low, nullable in ((POSITIVE, 1, False), (POSITIVE_OR_NULL, 1, True), (NOT_NEGATIVE, 0, False)):
         for name in names:
             if name in fields and not (nullable and fields[name] is None):
-                _check_integer(fields[name], name, low, MOST.get(name, SIZE_LIMIT), where)
+                values = fields[name] if name in PER_LAYER and isinstance(fields[name], list) else [fields[name]]
+                for value in values:
+                    _check_integer(value, name, low, MOST.get(name, SIZE_LIMIT), where)
     if fields.get("kv_lora_rank") is not None and fields.get("head_dim", 0) is None:
         raise _wrong(where, "head_dim", None, "qk_rope_head_dim, or be left out")
     for name in SWITCHES:
@@ -114,7 +138,9 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
 
 def check_config(config: Any, where: str) -> None:
     """Raise PorterError naming file, field and rule for a config whose model could be built but not run."""
-    names = (*POSITIVE, *POSITIVE_OR_NULL)
+    # Qwen2MoeConfig writes a window of 0 where none is used.
+    unused = ("sliding_window",) if getattr(config, "use_sliding_window", None) is False else ()
+    names = (name for name in (*POSITIVE, *POSITIVE_OR_NULL) if name not in unused)
     check_fields({name: v for name in names if type(v := getattr(config, name, None)) is int}, where)
     for rule in (*RULES, *(LATENT_RULES if hasattr(config, "kv_lora_rank") else ())):
         _check_rule(rule, config, where)
@@ -191,7 +217,7 @@ def _is_rope_value(name: str, value: Any) -> bool:
 def _check_rule(rule: Rule, config: Any, where: str) -> None:
     names, holds, words = rule
     values = [getattr(config, name, None) for name in names]
-    if any(value is None for value in values):
+    if any(value is None or (name in PER_LAYER and isinstance(value, list)) for name, value in zip(names, values, strict=True)):
         return
     if any(type(value) is not int for value in values) or not holds(*values):
         raise PorterError(f"{where}: {names[0]} is {shown(repr(values[0]))}; {words.format(*names, b=values[1])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,9 @@ from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
+EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk")
+"""What configs call the routed experts of a layer, and those of them that one token passes."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +66,46 @@ def parameter_bytes(model: nn.Module, scheme: str, quantized: dict[str, str]) ->
 
 
 def kv_bytes_per_token(config: Any, width: int) -> int:
-    """Bytes that one token adds to the cache over all layers: latents for MLA, else keys and values."""
+    """Bytes that one token adds to the cache over all layers: latents for MLA, else keys and values.
+
+    Layers of linear attention keep a state of fixed size, so they add none.
+    """
     if getattr(config, "kv_lora_rank", None):
         per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
     else:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_layer = 2 * int(config.num_key_value_heads) * int(head_dim)
-    return per_layer * int(config.num_hidden_layers) * width
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        per_layer = 2 * int(heads) * int(head_dim)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
+    return per_layer * sum(kind != "linear_attention" for kind in kinds) * width
+
+
+def experts_read(config: Any) -> tuple[int, int]:
+    """(experts that a token is routed to, experts there are) of a layer; (1, 1) where the config names none.
+
+    Where layers differ (Hunyuan lists a number for each), the largest share.
+    """
+    counts = next((c for n in EXPERT_COUNTS if (c := _counts(config, n))), [])
+    chosen = next((c for n in EXPERTS_CHOSEN if (c := _counts(config, n))), [])
+    if not counts or not chosen:
+        return 1, 1
+    return max(itertools.product(chosen, counts), key=lambda pair: pair[0] / pair[1])
+
+
+def _counts(config: Any, name: str) -> list[int]:
+    value = getattr(config, name, None)
+    return [int(v) for v in (value if isinstance(value, list) else [value]) if v]
 
 
 def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
     """Weight bytes that decoding one token reads: the embedding row aside, and of the routed experts only top_k."""
     total = 0
-    routed = getattr(config, "n_routed_experts", None)
+    top_k, experts = experts_read(config)
     for name, size in sizes.items():
         if name.endswith("embed_tokens.weight"):
             total += size if tied else 0
-        elif ".experts." in name and routed:
-            total += size * int(config.num_experts_per_tok) // int(routed)
+        elif ".experts." in name:
+            total += size * top_k // experts
         else:
             total += size
     return total

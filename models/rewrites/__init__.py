@@ -9,6 +9,7 @@ from porter.models.rewrites.experts import GroupedSigmoidRouter, StackedExperts
 from porter.models.rewrites.gated_mlp import GatedMLP
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
+from porter.models.rewrites.softmax_router import SoftmaxRouter
 
 REWRITES: tuple[Rewrite, ...] = (
     RMSNorm(),
@@ -16,6 +17,7 @@ REWRITES: tuple[Rewrite, ...] = (
     GroupedQueryAttention(),
     MultiHeadLatentAttention(),
     GroupedSigmoidRouter(),
+    SoftmaxRouter(),
     StackedExperts(),
     DecoderLayer(),
 )

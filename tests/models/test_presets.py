@@ -12,12 +12,15 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 from porter.errors import PorterError
+from porter.models.family import families
 from porter.models.presets import preset, preset_names, resolve, shipped_directory, shipped_names
 
 # Published beside the checkpoints: the number that each name promises, in billions, to the digits it is given in.
 PUBLISHED_BILLIONS = {
     "deepseek-r1": 671,
     "deepseek-v3": 671,
+    "qwen1.5-moe-a2.7b": 14.3,
+    "qwen2-57b-a14b": 57.41,
     "qwen2.5-0.5b": 0.49,
     "qwen2.5-1.5b": 1.54,
     "qwen2.5-7b": 7.61,
@@ -29,6 +32,9 @@ PUBLISHED_BILLIONS = {
     "qwen3-8b": 8.2,
     "qwen3-14b": 14.8,
     "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235,
+    "qwen3-coder-480b-a35b": 480,
 }
 
 
@@ -77,9 +83,8 @@ def test_resolving_a_preset_twice_gives_equal_configurations_that_do_not_share_s
 
 def test_preset_names_are_grouped_by_family() -> None:
     assert preset_names("deepseek_v3") == ["deepseek-r1", "deepseek-v3"]
-    assert set(preset_names("qwen2")) | set(preset_names("qwen3")) | set(preset_names("deepseek_v3")) == set(
-        preset_names()
-    )
+    assert preset_names("qwen2_moe") == ["qwen1.5-moe-a2.7b", "qwen2-57b-a14b"]
+    assert {name for model_type in families() for name in preset_names(model_type)} == set(preset_names())
     assert preset_names("no-such-family") == []
 
 

@@ -1,0 +1,27 @@
+"""Qwen2-MoE (and Qwen1.5-MoE): a softmax router, small experts, and one shared expert behind a sigmoid gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="qwen2_moe",
+    module="transformers.models.qwen2_moe.modeling_qwen2_moe",
+    class_name="Qwen2MoeForCausalLM",
+    expected=("rms_norm", "gated_mlp", "attention", "router", "experts", "decoder_layer"),
+    special=(
+        "a shared expert that every token passes, scaled by sigmoid(shared_expert_gate(x))",
+        "experts chosen by a softmax over all of them; the chosen weights are not divided by their sum",
+        "biases on the query, key and value projections",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Qwen2MoeForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]
