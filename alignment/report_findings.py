@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from porter.alignment.report_summary import Row
+from porter.alignment.report_figures import Row
 
 ORDER = ("invalid", "uncovered", "note", "ok")
 

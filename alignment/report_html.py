@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from porter.alignment.report_figures import number, percent
 from porter.alignment.report_findings import grouped_lint, voiding
+from porter.alignment.report_headline import headline
 from porter.alignment.report_outline import checks_section, lint_section, tree_section
 from porter.alignment.report_page import SCRIPT, STYLE
 from porter.alignment.report_plot import error_plot
 from porter.alignment.report_siblings import siblings_plot
-from porter.alignment.report_summary import headline, leading_cause, number, percent, summarise
+from porter.alignment.report_summary import leading_cause, summarise
 from porter.alignment.report_tables import (
     STATUSES,
     causes_section,

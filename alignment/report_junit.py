@@ -7,8 +7,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from porter.alignment.report_figures import allowed, differs, measured, number, times
 from porter.alignment.report_findings import LintLine, grouped_lint, sanity_of
-from porter.alignment.report_summary import ModuleSummary, causes_of, headline, number, summarise, times
+from porter.alignment.report_headline import headline
+from porter.alignment.report_summary import ModuleSummary, causes_of, summarise
 
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -76,7 +78,7 @@ def _weight(case: ElementTree.Element, weight: Mapping[str, Any]) -> None:
     if weight["status"] == "skipped":
         ElementTree.SubElement(case, "skipped", message="not compared")
     elif weight["status"] == "drift":
-        message = f"differs by {number(weight['error'])}, expected {number(weight['expected'])}"
+        message = f"{differs(weight)}{allowed(weight)}"
         _fail(case, message, "drift", [f"source: {weight['source']}"])
 
 
@@ -84,10 +86,7 @@ def _module(case: ElementTree.Element, summary: ModuleSummary, report: Mapping[s
     row = summary.worst
     case.set("name", _clean(summary.module or "(model)"))
     why = str(row.get("why") or "")
-    figures = (
-        f"step {row['step']}: introduced {number(row.get('introduced'))}, budget {number(row.get('budget'))}, "
-        f"inherited {number(row.get('inherited'))}, end to end {number(row.get('end_to_end'))}"
-    )
+    figures = f"step {row['step']}: " + ", ".join(f"{what} {figure}" for what, figure in measured(row))
     if summary.status == "skipped":
         ElementTree.SubElement(case, "skipped", message=_clean(why or "not compared"))
     elif summary.status == "drift":

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from porter.alignment.report_figures import before_and_after
 from porter.alignment.report_findings import checks_that_say_something, grouped_lint, sanity_of
-from porter.alignment.report_summary import causes_of, number
+from porter.alignment.report_summary import causes_of
 from porter.alignment.report_tables import table
 from porter.alignment.report_tree import (
     OPENED,
@@ -58,7 +59,7 @@ def _opened(node: Node, report: Mapping[str, Any], depth: int) -> str:
 def _causes(report: Mapping[str, Any], module: str) -> str:
     return "".join(
         f"<p><b>{escape(str(cause['kind']))}</b>: {escape(str(cause['says']))} "
-        f"<small>[{escape(number(cause['before']))} before, {escape(number(cause['after']))} after]</small></p>"
+        f"<small>[{escape(before_and_after(cause))}]</small></p>"
         for cause in causes_of(report, module)
     )
 

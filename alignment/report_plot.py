@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from porter.alignment.report_summary import ModuleSummary, number, times
+from porter.alignment.report_figures import number, times
+from porter.alignment.report_summary import ModuleSummary
 
 WIDTH, HEIGHT = 1120.0, 380.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 14.0, 44.0

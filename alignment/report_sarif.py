@@ -9,8 +9,10 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from porter.alignment.report_figures import allowed, differs, number, times
 from porter.alignment.report_findings import grouped_lint, sanity_of
-from porter.alignment.report_summary import causes_of, headline, number, summarise, times
+from porter.alignment.report_headline import headline
+from porter.alignment.report_summary import causes_of, summarise
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 RULES = {
@@ -117,7 +119,7 @@ def _drifts(report: Mapping[str, Any]) -> Iterator[Result]:
 def _weights(report: Mapping[str, Any]) -> Iterator[Result]:
     for weight in report["weights"]:
         if weight["status"] == "drift":
-            text = f"{weight['parameter']} differs by {number(weight['error'])}, expected {number(weight['expected'])}"
+            text = f"{weight['parameter']} {differs(weight)}{allowed(weight)}"
             yield _result("parameter", "error", text, str(weight["parameter"]))
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from porter.alignment.report_summary import ModuleSummary, times
+from porter.alignment.report_figures import times
+from porter.alignment.report_summary import ModuleSummary
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 1120.0, 300.0, 20.0, 10.0, 20.0, 30.0
 LEAST = 1e-4

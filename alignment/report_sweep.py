@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from porter.alignment.report_summary import number
+from porter.alignment.report_figures import number
 
 LISTED_AT_MOST = 16
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from porter.alignment.report_summary import Row, cosine, named, number, percent, ratio, times
+from porter.alignment.report_figures import Row, cosine, named, number, percent, ratio, times
 
 STATUSES = ("drift", "flipped", "inherited", "ok", "skipped")
 WEIGHT_HEAD = ("parameter", "status", "error", "expected", "why")

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from porter.alignment.report_figures import allowed, before_and_after, differs, named, number, percent
 from porter.alignment.report_findings import checks_that_say_something, grouped_lint
-from porter.alignment.report_summary import causes_of, differs, headline, leading_cause, named, number, percent
+from porter.alignment.report_headline import headline
+from porter.alignment.report_summary import causes_of, leading_cause
 from porter.alignment.report_tree import (
     LISTED_AT_MOST,
     OPENED,
@@ -46,7 +48,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
 
 def cause_line(cause: Mapping[str, Any]) -> Text:
     """A cause with its confidence and the error before and after undoing it."""
-    numbers = f"  [{number(cause['before'])} before, {number(cause['after'])} after]"
+    numbers = f"  [{before_and_after(cause)}]"
     confidence = f" ({percent(cause['confidence'])}): "
     return Text.assemble((str(cause["kind"]), "bold"), confidence, str(cause["says"]), (numbers, "dim"))
 
@@ -114,7 +116,7 @@ def _weights(weights: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     said = f"{len(weights) - skipped} compared, {len(drifted)} differ" + (f", {skipped} skipped" if skipped else "")
     yield _labelled("parameters", said, STATUS_STYLE["drift"] if drifted else "")
     for w in drifted[:LISTED_AT_MOST]:
-        yield Text(f"  {w['parameter']}: {differs(w)}, expected {number(w['expected'])}")
+        yield Text(f"  {w['parameter']}: {differs(w)}{allowed(w)}")
     yield from _rest(len(drifted))
 
 

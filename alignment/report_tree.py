@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from porter.alignment.report_summary import ModuleSummary, cosine, number, summarise, times
+from porter.alignment.report_figures import cosine, measured, number, times
+from porter.alignment.report_summary import ModuleSummary, summarise
 
 OPENED = ("drift", "flipped")
 LISTED_AT_MOST = 12
@@ -95,14 +96,7 @@ def group_story(group: Sequence[Node]) -> tuple[str, str]:
 
 def node_figures(summary: ModuleSummary) -> str:
     """The errors of a module at its worst step; of those that were measured."""
-    row = summary.worst
-    shown = [
-        f"introduced {number(row.get('introduced'))}",
-        f"budget {number(row.get('budget'))} ({times(summary.ratio)})",
-        f"inherited {number(row.get('inherited'))}",
-        f"end to end {number(row.get('end_to_end'))}",
-    ]
-    return "  ".join(shown)
+    return "  ".join(f"{what} {figure}" for what, figure in measured(summary.worst))
 
 
 def node_facts(summary: ModuleSummary) -> list[str]:

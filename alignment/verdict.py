@@ -40,9 +40,10 @@ def drifted_weights(weights: Sequence[JudgedWeight], pairing: Pairing) -> list[D
             continue
         module = owner_of(judged, pairing)
         pair = pairing.by_module.get(module)
-        leaf = judged.weight.name.rpartition(".")[2]
+        # Below a module that holds no paired one of its own, the parameter is named by its way from there.
+        within = judged.weight.name.removeprefix(f"{module}.") if module else judged.weight.name
         source = judged.weight.source.rpartition(".")[0] if pair is None else pair.source
-        found.append(Drifted((0, pair.position if pair else 0), FirstDrift(module, source, 0, leaf)))
+        found.append(Drifted((0, pair.position if pair else 0), FirstDrift(module, source, 0, within)))
     return found
 
 

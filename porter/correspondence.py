@@ -7,14 +7,20 @@ corresponds by identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from porter.errors import PorterError
+
 LINEAR_PARAMETERS = ("weight", "bias", "weight_scale")
 Kind = Literal["linear", "experts"]
+KINDS: tuple[Kind, ...] = ("linear", "experts")
+FIELDS = ("target", "sources", "sizes", "kind")
+EXPECTED = 'expected a list like [{"target": "...", "sources": ["..."], "sizes": [1]}]'
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,51 @@ class Correspondence:
         ]
 
     @staticmethod
-    def from_json(data: Iterable[Mapping[str, Any]]) -> Correspondence:
-        """Read `to_json`'s data. Raises KeyError or TypeError naming the field where an entry is malformed."""
-        return Correspondence(
-            tuple(
-                Entry(str(e["target"]), tuple(e["sources"]), tuple(int(s) for s in e["sizes"]), e.get("kind", "linear"))
-                for e in data
-            )
-        )
+    def from_json(data: Any, where: str = "correspondence") -> Correspondence:
+        """Read `to_json`'s data; anything else is a PorterError naming `where` it is from, the entry and the field."""
+        if not isinstance(data, list):
+            raise PorterError(f"{where}: holds a {type(data).__name__}; {EXPECTED}")
+        first: dict[str, int] = {}
+        entries = []
+        for index, content in enumerate(data):
+            entry = _entry(f"{where}: entry {index}", content)
+            if entry.target in first:
+                earlier = f"entry {first[entry.target]}"
+                raise PorterError(
+                    f"{where}: entry {index}: target: {entry.target!r} is that of {earlier}; name a target once"
+                )
+            first[entry.target] = index
+            entries.append(entry)
+        return Correspondence(tuple(entries))
+
+
+def _entry(where: str, entry: Any) -> Entry:
+    if not isinstance(entry, Mapping):
+        raise PorterError(f"{where}: is a {type(entry).__name__}; {EXPECTED}")
+    unknown = sorted(str(name) for name in entry if name not in FIELDS)
+    if unknown:
+        raise PorterError(f"{where}: {unknown[0]}: is no field of an entry; its fields are {', '.join(FIELDS)}")
+    missing = [name for name in FIELDS[:3] if name not in entry]
+    if missing:
+        raise PorterError(f"{where}: {missing[0]}: is missing; {EXPECTED}")
+    target, sources, sizes, kind = (entry.get(name, "linear") for name in FIELDS)
+    if not _is_name(target):
+        raise PorterError(f"{where}: target: {target!r} is no module name; name one module of the candidate")
+    if not isinstance(sources, list) or not sources or not all(_is_name(source) for source in sources):
+        raise PorterError(f"{where}: sources: {sources!r} is no list of module names of the golden")
+    if kind not in KINDS:
+        raise PorterError(f"{where}: kind: {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+    if not isinstance(sizes, list) or not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise PorterError(f"{where}: sizes: {sizes!r} is no list of positive row counts, one for each source")
+    if kind == "linear" and len(sizes) != len(sources):
+        raise PorterError(f"{where}: sizes: {len(sizes)} for {len(sources)} sources; give the rows of each source")
+    if kind == "experts" and len(sources) % len(sizes):
+        raise PorterError(f"{where}: sizes: {len(sizes)} parts do not divide {len(sources)} sources; give one expert's")
+    repeated, count = Counter(sources).most_common(1)[0]
+    if count > 1:
+        raise PorterError(f"{where}: sources: {repeated!r} is named twice; name each source once")
+    return Entry(target, tuple(sources), tuple(sizes), kind)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and value == value.strip()

@@ -12,6 +12,7 @@ from planted import bfloat16, golden_of, qwen2
 
 from porter.alignment.align import align
 from porter.alignment.correspondence_file import read_correspondence
+from porter.correspondence import Correspondence
 from porter.errors import PorterError
 
 GOOD = {"target": "model.norm", "sources": ["model.norm"], "sizes": [4]}
@@ -33,6 +34,11 @@ GOOD = {"target": "model.norm", "sources": ["model.norm"], "sizes": [4]}
         ([{**GOOD, "kind": "odd"}], ["entry 0", "kind", "'odd'"]),
         ([{**GOOD, "source": ["a"]}], ["entry 0", "source", "no field"]),
         ([GOOD, GOOD], ["entry 1", "target", "entry 0"]),
+        ([{**GOOD, "sources": [["q_proj"], {"k": 1}], "sizes": [1, 1]}], ["entry 0", "sources", "['q_proj']"]),
+        ([{**GOOD, "sources": [1]}], ["entry 0", "sources", "[1]"]),
+        ([{**GOOD, "sizes": ["4"]}], ["entry 0", "sizes", "'4'"]),
+        ([{**GOOD, "kind": ["linear"]}], ["entry 0", "kind", "['linear']"]),
+        ([{**GOOD, "target": ["model.norm"]}], ["entry 0", "target", "['model.norm']"]),
     ],
 )
 def test_malformed_entries_are_refused(tmp_path: Path, data: Any, words: list[str]) -> None:
@@ -42,6 +48,15 @@ def test_malformed_entries_are_refused(tmp_path: Path, data: Any, words: list[st
         read_correspondence(file)
     assert "\n" not in str(refused.value)
     assert all(word in str(refused.value) for word in [str(file), *words])
+    with pytest.raises(PorterError) as refused:
+        Correspondence.from_json(data)
+    assert all(word in str(refused.value) for word in ["correspondence: ", *words])
+
+
+@pytest.mark.parametrize("data", [None, 1, {"target": "a"}, [None], [[GOOD]], (GOOD,)])
+def test_what_is_no_list_of_entries_is_refused(data: Any) -> None:
+    with pytest.raises(PorterError, match="expected a list like"):
+        Correspondence.from_json(data)
 
 
 def test_good_entries_are_read() -> None:

@@ -15,7 +15,7 @@ from planted import bfloat16, deepseek_v3, golden_of, qwen2
 import porter
 from porter.alignment.preliminary_checks import PreliminaryChecks
 from porter.alignment.report import Coverage, FirstDrift, Report, SanityCheck
-from porter.alignment.report_summary import headline
+from porter.alignment.report_headline import headline
 from porter.alignment.token_identity import tokenizer_check
 from porter.alignment.verdict import Drifted
 from porter.golden.capture import capture

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import porter
 from porter.alignment.align import align
-from porter.alignment.report_summary import headline
+from porter.alignment.report_headline import headline
 from porter.alignment.roundings import WrittenOut
 from porter.cli.app import INTERRUPTED, run
 from porter.errors import PorterError

@@ -15,6 +15,7 @@ from torch import nn
 from porter.alignment.align import align
 from porter.alignment.quantized_weight import dequantized, grid_of, quantization_error
 from porter.alignment.report import WeightRow
+from porter.alignment.report_headline import headline
 from porter.alignment.weight_judgement import distance, judge
 from porter.alignment.weights import WeightPairing
 from porter.correspondence import Correspondence
@@ -194,3 +195,16 @@ def test_wrong_values_are_found_before_any_forward(dense: Any, fault: Any, passe
     assert report.verdict == "drift" and report.first_drift is not None
     assert report.first_drift.module == module
     assert {row.parameter.startswith(module) for row in report.weights if row.status == "drift"} == {True}
+
+
+def test_a_wrong_parameter_of_a_module_that_nothing_calls_is_named(tmp_path: Path) -> None:
+    model = qwen2(layers=2)
+    model.model.extra = nn.Linear(3, 2)
+    golden, candidate = golden_of(model, tmp_path / "golden", new_tokens=1), copy.deepcopy(model)
+    with torch.no_grad():
+        candidate.model.extra.weight.mul_(1.5)
+    report = align(golden, candidate, source=copy.deepcopy(model), passes="weights")
+    assert report.first_drift is not None
+    assert (report.first_drift.module, report.first_drift.tensor) == ("model", "extra.weight")
+    says = "model.extra.weight differs by 0.5, expected 1.2e-7, in no module that was compared"
+    assert headline(report.to_json()) == ("DRIFT", says)
