@@ -12,7 +12,11 @@ from porter.kernels.contract import Implementation, Op, Provider, UnknownOp
 from porter.kernels.cpu.provider import CpuProvider
 from porter.kernels.reference.activation import OPS as ACTIVATION
 from porter.kernels.reference.attention import OPS as ATTENTION
+from porter.kernels.reference.causal_conv1d import OPS as CAUSAL_CONV1D
+from porter.kernels.reference.delta_rule import OPS as DELTA_RULE
 from porter.kernels.reference.experts import OPS as EXPERTS
+from porter.kernels.reference.gates import OPS as GATES
+from porter.kernels.reference.grouped_softmax import OPS as GROUPED_SOFTMAX
 from porter.kernels.reference.linear import OPS as LINEAR
 from porter.kernels.reference.mla_attention import OPS as MLA_ATTENTION
 from porter.kernels.reference.norm import OPS as NORM
@@ -100,7 +104,11 @@ def default_registry() -> OpRegistry:
         *ATTENTION,
         *MLA_ATTENTION,
         *ROUTER,
+        *GROUPED_SOFTMAX,
         *EXPERTS,
+        *CAUSAL_CONV1D,
+        *GATES,
+        *DELTA_RULE,
         *SAMPLING,
     )
     return OpRegistry.of(ops, [CpuProvider()])
