@@ -25,7 +25,7 @@ from pathlib import Path
 
 SOURCES = (
     "norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "router", "program",
-    "measure",
+    "measure", "causal_conv1d", "gates", "delta_rule",
 )  # fmt: skip
 HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "kernels")
 COMPILERS = ("c++", "g++", "clang++")

@@ -27,6 +27,10 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
     "router": (*[_POINTER] * 7, _REAL, *[_CODE] * 4),
+    "causal_conv1d": (*[_POINTER] * 7, _CODE, _CODE),
+    "delta_gates": (*[_POINTER] * 7, _REAL, *[_CODE] * 4),
+    "sigmoid_gate": (*[_POINTER] * 3, *[_SIZE] * 4, *[_CODE] * 3),
+    "delta_rule": (*[_POINTER] * 9, *[_CODE] * 3),
     "add": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
     "copy": (_POINTER, _POINTER, _POINTER),
     "run": (_POINTER, _SIZE),
@@ -57,6 +61,10 @@ class KernelLibrary:
     mla: Function
     experts: Function
     router: Function
+    causal_conv1d: Function
+    delta_gates: Function
+    sigmoid_gate: Function
+    delta_rule: Function
     add: Function
     copy: Function
     run: Function

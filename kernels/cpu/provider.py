@@ -8,6 +8,16 @@ from typing import Any
 from porter.kernels.contract import Evidence, Implementation
 from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention, mla_expanded
 from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
+from porter.kernels.cpu.delta_net import (
+    accepts_causal_conv1d,
+    accepts_delta_gates,
+    accepts_gated_delta_rule,
+    accepts_sigmoid_gate,
+    causal_conv1d,
+    delta_gates,
+    gated_delta_rule,
+    sigmoid_gate,
+)
 from porter.kernels.cpu.experts import accepts_experts, accepts_int8_experts, experts, int8_experts
 from porter.kernels.cpu.library import KernelLibrary
 from porter.kernels.cpu.linear import accepts_int8, accepts_linear, accepts_w8a8, linear, linear_w8a8, linear_w8a16
@@ -47,6 +57,11 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("experts", "standard"): (accepts_experts, experts),
     ("experts", "w8a16"): (accepts_int8_experts, lambda k: int8_experts(k, False)),
     ("experts", "w8a8"): (accepts_int8_experts, lambda k: int8_experts(k, True)),
+    ("causal_conv1d", "silu"): (accepts_causal_conv1d, causal_conv1d),
+    ("delta_gates", "softplus"): (accepts_delta_gates, delta_gates),
+    ("sigmoid_gate", "standard"): (accepts_sigmoid_gate, sigmoid_gate),
+    ("gated_delta_rule", "chunked"): (accepts_gated_delta_rule, lambda k: gated_delta_rule(k, True)),
+    ("gated_delta_rule", "recurrent"): (accepts_gated_delta_rule, lambda k: gated_delta_rule(k, False)),
 }
 """(op, variant) to what a kernel accepts and how to make it from the loaded library."""
 
