@@ -126,15 +126,20 @@ class Search:
         """The classes whose instances miss the bound and how, innermost first: a container is judged once its parts
         are right."""
         failing: dict[str, str] = {}
-        for kind in sorted(self.waiting, key=lambda kind: -self.instances[kind][0].count(".")):
+        for kind in sorted(self.waiting, key=lambda kind: -max(n.count(".") for n in self.instances[kind])):
             called = [name for name in self.instances[kind] if name in self.calls]
             verdicts = [module_verdict(ported.get_submodule(name), self.calls[name]) for name in called]
             error, raised = max(verdicts, key=lambda verdict: verdict[0])
             self.errors[kind] = error
-            inner = any(self.instances[f][0].startswith(f"{self.instances[kind][0]}.") for f in failing)
+            inner = any(self._within(f, kind) for f in failing)
             if not error <= BOUND and not inner:
                 failing[kind] = raised or f"float64 proof gives relative error {error:.1e}, the bound is {BOUND:.0e}"
         return failing
+
+    def _within(self, inner: str, outer: str) -> bool:
+        """Whether any module of class `inner` lies in one of class `outer`."""
+        containers = tuple(f"{name}." for name in self.instances[outer])
+        return any(name.startswith(containers) for name in self.instances[inner])
 
     def _reject_one(self, proof: Proof) -> None:
         """Drop the class without which the whole model agrees (its own proof saw only a prefill)."""

@@ -6,18 +6,26 @@ from porter.models.rewrite import Rewrite
 from porter.models.rewrites.attention import GroupedQueryAttention
 from porter.models.rewrites.decoder_layer import DecoderLayer
 from porter.models.rewrites.experts import GroupedSigmoidRouter, StackedExperts
+from porter.models.rewrites.gated_attention import GatedAttention
+from porter.models.rewrites.gated_delta_net import GatedDeltaNet
 from porter.models.rewrites.gated_mlp import GatedMLP
+from porter.models.rewrites.gated_norm import GatedRMSNorm
+from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 
 REWRITES: tuple[Rewrite, ...] = (
+    GatedRMSNorm(),
     RMSNorm(),
     GatedMLP(),
+    GatedDeltaNet(),
+    GatedAttention(),
     GroupedQueryAttention(),
     MultiHeadLatentAttention(),
     GroupedSigmoidRouter(),
     SoftmaxRouter(),
     StackedExperts(),
     DecoderLayer(),
+    HybridLayer(),
 )
