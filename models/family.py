@@ -118,7 +118,7 @@ class _Converting:
                 return generated.from_pretrained(path, *arguments, **{**keywords, "config": config})
 
 
-FAMILY_FILES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v3")
+FAMILY_FILES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 def families() -> dict[str, Family]:

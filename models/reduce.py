@@ -40,6 +40,8 @@ REDUCED = {
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
 }
+NEEDED = ("num_experts_per_tok",)
+"""Fields that DeepseekV2Config leaves at None, though no model runs without them."""
 LEAST_LAYERS = 3
 TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -48,6 +50,8 @@ def reduced_config(config: Any) -> Any:
     """`config` with every width in `REDUCED` that it has; rope, biases, activations and switches stay as they are."""
     data = copy.deepcopy(config.to_dict())
     for name, value in REDUCED.items():
+        if data.get(name, 0) is None and name in NEEDED:
+            data[name] = value
         if isinstance(data.get(name), int) and not isinstance(data[name], bool):
             data[name] = value
     if data.get("num_key_value_heads") == REDUCED["num_key_value_heads"] and "kv_lora_rank" in data:

@@ -9,7 +9,7 @@ PORTER_EXPORT void porter_rms_norm(void* out, void* total, const void* x, const 
 PORTER_EXPORT void porter_swiglu(void* out, const void* gate_up, int64_t rows, int64_t size, int64_t stride,
                                  int32_t dtype, int32_t threads);
 PORTER_EXPORT void porter_rope(void* query_out, void* key_out, const void* query, const void* key, const void* cos,
-                               const void* sin, const int64_t* shape, int32_t interleaved, int32_t dtype,
+                               const void* sin, const int64_t* shape, int32_t style, int32_t dtype,
                                int32_t cos_dtype, int32_t threads);
 PORTER_EXPORT void porter_linear(void* out, const void* x, const void* weight, const float* weight_scale,
                                  const void* bias, int64_t m, int64_t n, int64_t k, int64_t x_stride,

@@ -31,8 +31,15 @@ from porter.kernels.cpu.norm import (
     rms_norm,
     swiglu,
 )
-from porter.kernels.cpu.rope import accepts_interleaved, accepts_rope, rope
-from porter.kernels.cpu.router import accepts_grouped_sigmoid, accepts_router, router_grouped_sigmoid, router_softmax
+from porter.kernels.cpu.rope import accepts_complex, accepts_interleaved, accepts_rope, complex_rope, rope
+from porter.kernels.cpu.router import (
+    accepts_grouped_sigmoid,
+    accepts_grouped_softmax,
+    accepts_router,
+    router_grouped_sigmoid,
+    router_grouped_softmax,
+    router_softmax,
+)
 
 Accepts = Callable[..., "str | None"]
 Make = Callable[[KernelLibrary], Callable[..., Any]]
@@ -46,6 +53,7 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("swiglu", "standard"): (accepts_swiglu, swiglu),
     ("rope", "half"): (accepts_rope, lambda k: rope(k, False)),
     ("rope", "interleaved"): (accepts_interleaved, lambda k: rope(k, True)),
+    ("rope", "complex"): (accepts_complex, complex_rope),
     ("linear", "standard"): (accepts_linear, linear),
     ("linear", "w8a16"): (accepts_int8, linear_w8a16),
     ("linear", "w8a8"): (accepts_w8a8, linear_w8a8),
@@ -54,6 +62,7 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("mla_attention", "expanded"): (accepts_mla, mla_expanded),
     ("router", "softmax"): (accepts_router, router_softmax),
     ("router", "grouped_sigmoid"): (accepts_grouped_sigmoid, router_grouped_sigmoid),
+    ("router", "grouped_softmax"): (accepts_grouped_softmax, router_grouped_softmax),
     ("experts", "standard"): (accepts_experts, experts),
     ("experts", "w8a16"): (accepts_int8_experts, lambda k: int8_experts(k, False)),
     ("experts", "w8a8"): (accepts_int8_experts, lambda k: int8_experts(k, True)),

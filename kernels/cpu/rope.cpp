@@ -1,6 +1,8 @@
 // Rotary position embedding of query and key, [B, H, S, D] with any strides (the last dimension contiguous).
 // half: the pair of dimension i is i + R/2; dimensions past R pass through. interleaved: pairs (2i, 2i + 1) in, half
 // layout out, as deepseek_v3's apply_rotary_pos_emb_interleave. cos and sin are [B, S, R], both halves given.
+// complex: pairs (2i, 2i + 1) in and out, as deepseek_v2's apply_rotary_emb; the cosine and sine of pair i stand at 2i of
+// cos and sin, which point into one array of complex numbers.
 #include "kernels.h"
 
 namespace porter {
@@ -27,6 +29,17 @@ void rotate_interleaved(T* out, const T* x, const C* cos, const C* sin, int64_t 
   }
 }
 
+template <typename T, typename C>
+void rotate_complex(T* out, const T* x, const C* cos, const C* sin, int64_t rotary) {
+  for (int64_t i = 0; i < rotary; i += 2) {
+    float a = to_float(x[i]), b = to_float(x[i + 1]), c = to_float(cos[i]), s = to_float(sin[i]);
+    out[i] = from_float<T>(a * c - b * s);
+    out[i + 1] = from_float<T>(b * c + a * s);
+  }
+}
+
+enum Style : int32_t { half_style, interleaved_style, complex_style };
+
 // One [B, H, S, D] tensor and where its rotated copy goes; strides (b, h, s) in elements.
 template <typename T>
 struct Heads {
@@ -46,7 +59,7 @@ struct Heads {
 // shape: B, S, D, R, query heads, key heads. strides in elements: query, its output, key, its output (each b, h, s), cos
 // (b, s), sin (b, s).
 PORTER_EXPORT void porter_rope(void* query_out, void* key_out, const void* query, const void* key, const void* cos,
-                               const void* sin, const int64_t* shape, int32_t interleaved, int32_t dtype,
+                               const void* sin, const int64_t* shape, int32_t style, int32_t dtype,
                                int32_t cos_dtype, int32_t threads) {
   using namespace porter;
   const int64_t* strides = shape + 6;
@@ -66,8 +79,11 @@ PORTER_EXPORT void porter_rope(void* query_out, void* key_out, const void* query
         if (!is_query) h -= query_heads;
         const C* cosine = static_cast<const C*>(cos) + b * strides[12] + s * strides[13];
         const C* sine = static_cast<const C*>(sin) + b * strides[14] + s * strides[15];
-        if (interleaved) rotate_interleaved(side.target(b, h, s), side.source(b, h, s), cosine, sine, rotary);
-        else rotate_half(side.target(b, h, s), side.source(b, h, s), cosine, sine, rotary, size);
+        T* out = side.target(b, h, s);
+        const T* x = side.source(b, h, s);
+        if (style == complex_style) rotate_complex(out, x, cosine, sine, rotary);
+        else if (style == interleaved_style) rotate_interleaved(out, x, cosine, sine, rotary);
+        else rotate_half(out, x, cosine, sine, rotary, size);
       }
     });
   });

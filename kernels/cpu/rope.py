@@ -12,6 +12,12 @@ from porter.kernels.cpu.library import KernelLibrary
 
 Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
+ComplexRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+COMPLEX = 2
+"""The kernel's number for the complex style; half is 0, interleaved 1."""
+FLOAT32_BYTES = 4
+
 # ctypes passes packed bytes several times faster than an array it must build.
 _pack = Struct("22q").pack
 
@@ -60,6 +66,50 @@ def accepts_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin:
     if query.stride(3) != 1 or key.stride(3) != 1 or cos.stride(2) != 1 or sin.stride(2) != 1:
         return "the last dimension is not contiguous"
     return None if batch and heads and length and key_shape[1] else EMPTY
+
+
+def complex_rope(library: KernelLibrary) -> ComplexRope:
+    """As `rope` for pairs that are neighbours, before and after; the angles are complex numbers."""
+
+    def call(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+        batch, heads, length, size = query.shape
+        # In numbers of float32, two of which make a complex one.
+        strides = (2 * angles.stride(0) if angles.shape[0] == batch else 0, 2 * angles.stride(1))
+        geometry = _pack(
+            batch, length, size, size, heads, key.shape[1], *query.stride()[:3], *query_out.stride()[:3],
+            *key.stride()[:3], *key_out.stride()[:3], *strides, *strides,
+        )
+        cosines = angles.data_ptr()
+        library.rope(
+            query_out.data_ptr(), key_out.data_ptr(), query.data_ptr(), key.data_ptr(), cosines,
+            cosines + FLOAT32_BYTES, geometry, COMPLEX, FLOAT_CODES[query.dtype], FLOAT_CODES[torch.float32],
+            threads_for(4 * (query.numel() + key.numel())),
+        )
+        return query_out, key_out
+
+    return call
+
+
+def accepts_complex(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor) -> str | None:
+    """float32 or bfloat16 heads, contiguous in the last dimension, and complex64 angles."""
+    if not (query.is_cpu and key.is_cpu and angles.is_cpu):
+        return NOT_CPU
+    if query.dtype not in FLOAT_CODES or angles.dtype is not torch.complex64:
+        return NOT_FLOAT
+    if key.dtype is not query.dtype:
+        return OTHER_DTYPE
+    shape, key_shape, angle_shape = query.shape, key.shape, angles.shape
+    if len(shape) != 4 or len(key_shape) != 4 or len(angle_shape) != 3:
+        return "query and key are not [B, H, S, D], or the angles are not [B, S, D/2]"
+    batch, heads, length, size = shape
+    if key_shape != (batch, key_shape[1], length, size):
+        return OTHER_SHAPE
+    if (angle_shape[0] != 1 and angle_shape[0] != batch) or angle_shape[1:] != (length, size // 2) or size % 2:
+        return OTHER_SHAPE
+    if query.stride(3) != 1 or key.stride(3) != 1 or angles.stride(2) != 1 or angles.is_conj():
+        return "the last dimension is not contiguous"
+    return None if batch and heads and length and size and key_shape[1] else EMPTY
 
 
 def accepts_interleaved(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:

@@ -5,9 +5,13 @@
 namespace porter {
 namespace {
 
-// shape: T, H, E, k, groups, kept groups, stride of hidden, renormalize, sigmoid.
+// How scores are made of logits, and groups chosen: softmax without groups; sigmoid, groups by the sum of their two best;
+// softmax, groups by their best.
+enum Kind : int64_t { plain_softmax, grouped_sigmoid, grouped_softmax };
+
+// shape: T, H, E, k, groups, kept groups, stride of hidden, renormalize, kind.
 struct Router {
-  int64_t tokens, hidden, experts, top_k, groups, kept_groups, stride, renormalize, sigmoid;
+  int64_t tokens, hidden, experts, top_k, groups, kept_groups, stride, renormalize, kind;
 };
 
 // Descending, and of equal values the first; a NaN counts as the largest, as in torch.topk.
@@ -25,18 +29,21 @@ void pick(const float* values, int64_t count, int64_t picks, int64_t* chosen, ch
   }
 }
 
-// Minus infinity outside the groups whose two best scores have the largest sums.
+// Sigmoid: minus infinity outside the groups whose two best scores have the largest sums. Softmax: zero outside the
+// groups with the largest scores.
 void limit_groups(float* choice, const Router& a, float* sums, int64_t* kept, char* taken) {
-  int64_t size = a.experts / a.groups;
+  int64_t size = a.experts / a.groups, best = a.kind == grouped_sigmoid ? 2 : 1;
+  float outside = a.kind == grouped_sigmoid ? -std::numeric_limits<float>::infinity() : 0.0f;
   for (int64_t g = 0; g < a.groups; ++g) {
     int64_t two[2];
-    pick(choice + g * size, size, 2, two, taken);
-    sums[g] = choice[g * size + two[0]] + choice[g * size + two[1]];
+    pick(choice + g * size, size, best, two, taken);
+    sums[g] = choice[g * size + two[0]];
+    if (best == 2) sums[g] += choice[g * size + two[1]];
   }
   pick(sums, a.groups, a.kept_groups, kept, taken);
   for (int64_t g = 0; g < a.groups; ++g)
     if (!taken[g])
-      for (int64_t i = 0; i < size; ++i) choice[g * size + i] = -std::numeric_limits<float>::infinity();
+      for (int64_t i = 0; i < size; ++i) choice[g * size + i] = outside;
 }
 
 void softmax(float* scores, const float* logits, int64_t count) {
@@ -55,7 +62,7 @@ void route(const float* logits, const float* bias, const Router& a, float factor
   float* scores = memory.scores.get<float>(a.experts);
   float* choice = memory.choice.get<float>(a.experts);
   char* taken = memory.taken.get<char>(a.experts);
-  if (a.sigmoid)
+  if (a.kind == grouped_sigmoid)
     for (int64_t e = 0; e < a.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
   else
     softmax(scores, logits, a.experts);
@@ -63,8 +70,10 @@ void route(const float* logits, const float* bias, const Router& a, float factor
   if (a.groups > 1)
     limit_groups(choice, a, memory.sums.get<float>(a.groups), memory.kept.get<int64_t>(a.groups), taken);
   pick(choice, a.experts, a.top_k, chosen, taken);
-  float total = a.sigmoid ? 1e-20f : 0.0f;
-  for (int64_t i = 0; i < a.top_k; ++i) total += weights[i] = scores[chosen[i]];
+  // Of an expert outside the groups, grouped softmax weighs in nothing; grouped sigmoid never chooses one.
+  const float* weighed = a.kind == grouped_softmax ? choice : scores;
+  float total = a.kind == grouped_sigmoid ? 1e-20f : 0.0f;
+  for (int64_t i = 0; i < a.top_k; ++i) total += weights[i] = weighed[chosen[i]];
   for (int64_t i = 0; i < a.top_k; ++i) weights[i] = (a.renormalize ? weights[i] / total : weights[i]) * factor;
 }
 

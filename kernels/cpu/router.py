@@ -21,7 +21,11 @@ from porter.kernels.cpu.library import KernelLibrary
 
 Routing = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Softmax = Callable[[torch.Tensor, torch.Tensor, int, bool], Routing]
+GroupedSoftmax = Callable[[torch.Tensor, torch.Tensor, int, int, int, float], Routing]
 GroupedSigmoid = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int, bool, float], Routing]
+
+PLAIN_SOFTMAX, GROUPED_SIGMOID, GROUPED_SOFTMAX = range(3)
+"""The kernel's numbers for its kinds."""
 
 _pack_shape = Struct("9q").pack
 
@@ -30,7 +34,8 @@ def router_softmax(library: KernelLibrary) -> Softmax:
     """The top k of the softmax; logits and weights in the dtype of `hidden`."""
 
     def call(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
-        return _route(library, hidden, weight, None, hidden.dtype, (top_k, 1, 1), renormalize, 1.0)
+        picks = top_k, 1, 1
+        return _route(library, hidden, weight, None, hidden.dtype, PLAIN_SOFTMAX, picks, renormalize, 1.0)
 
     return call
 
@@ -49,7 +54,28 @@ def router_grouped_sigmoid(library: KernelLibrary) -> GroupedSigmoid:
         routed_scaling_factor: float,
     ) -> Routing:
         picks = top_k, num_group, topk_group
-        return _route(library, hidden, weight, bias, torch.float32, picks, renormalize, routed_scaling_factor)
+        return _route(
+            library, hidden, weight, bias, torch.float32, GROUPED_SIGMOID, picks, renormalize, routed_scaling_factor
+        )
+
+    return call
+
+
+def router_grouped_softmax(library: KernelLibrary) -> GroupedSoftmax:
+    """The top k of the softmax within the best groups; logits and weights in float32."""
+
+    def call(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        top_k: int,
+        num_group: int,
+        topk_group: int,
+        routed_scaling_factor: float,
+    ) -> Routing:
+        picks = top_k, num_group, topk_group
+        return _route(
+            library, hidden, weight, None, torch.float32, GROUPED_SOFTMAX, picks, False, routed_scaling_factor
+        )
 
     return call
 
@@ -60,17 +86,18 @@ def _route(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
+    kind: int,
     picks: tuple[int, int, int],
     renormalize: bool,
     factor: float,
 ) -> Routing:
-    """Logits and weights in `dtype`; `picks` are experts per token, groups, and groups kept. No bias: softmax."""
+    """Logits and weights in `dtype`; `picks` are experts per token, groups, and groups kept."""
     x, stride = rows_of(hidden)
     (tokens, size), experts, top_k = x.shape, weight.shape[0], picks[0]
     logits = torch.empty((tokens, experts), dtype=dtype)
     weights = torch.empty((tokens, top_k), dtype=dtype)
     indices = torch.empty((tokens, top_k), dtype=torch.int64)
-    shape = _pack_shape(tokens, size, experts, *picks, stride, renormalize, bias is not None)
+    shape = _pack_shape(tokens, size, experts, *picks, stride, renormalize, kind)
     library.router(
         logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(),
         None if bias is None else bias.data_ptr(), shape, float(factor), FLOAT_CODES[x.dtype],
@@ -111,3 +138,18 @@ def accepts_grouped_sigmoid(
     if experts % num_group or bias.numel() != experts or not 0 < topk_group <= num_group:
         return OTHER_SHAPE
     return accepts_router(hidden, weight, top_k, renormalize)
+
+
+def accepts_grouped_softmax(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    top_k: int,
+    num_group: int,
+    topk_group: int,
+    routed_scaling_factor: float,
+) -> str | None:
+    """As `accepts_router`, with groups of one size."""
+    experts = weight.shape[0]
+    if num_group < 1 or experts % num_group or not 0 < topk_group <= num_group:
+        return OTHER_SHAPE
+    return accepts_router(hidden, weight, top_k, False)

@@ -12,7 +12,7 @@ from porter.kernels.reference.draw import Draw, strided
 TOLERANCE = Tolerance(
     "two products and one sum per value, relative to the length of the row, which a rotation keeps; one rounding to "
     "the output dtype",
-    terms=lambda query, key, cos, sin: 16,
+    terms=lambda query, key, *angles: 16,
 )
 
 
@@ -50,6 +50,26 @@ def rope_interleaved(
     return _rotate_interleaved(query, cos, sin), _rotate_interleaved(key, cos, sin)
 
 
+def rope_complex(
+    query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query [B, Hq, S, D] and key [B, Hk, S, D], neighbours (x0, x1), (x2, x3), ... as complex numbers, times the
+    complex `angles` [B or 1, S, D/2]; neighbours stay neighbours.
+
+    Equals transformers' `apply_rotary_emb` of DeepSeek-V2.
+    """
+    turn = torch.view_as_real(angles.resolve_conj()).unsqueeze(1)
+    return _rotate_neighbours(query, turn), _rotate_neighbours(key, turn)
+
+
+def _rotate_neighbours(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    dtype = compute_dtype(x.dtype)
+    cos, sin = turn.to(dtype).unbind(-1)
+    real, imaginary = x[..., 0::2].to(dtype), x[..., 1::2].to(dtype)
+    turned = torch.stack((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
 def _fake(query: torch.Tensor, key: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape)
 
@@ -58,6 +78,10 @@ def _cost(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
     heads = query.shape[1] + key.shape[1]
     turned = query.shape[0] * heads * query.shape[2] * cos.shape[-1]
     return Cost(moved_bytes(query, query, key, key, cos, sin), 3 * turned)
+
+
+def _complex_cost(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor) -> Cost:
+    return Cost(moved_bytes(query, query, key, key, angles), 3 * (query.numel() + key.numel()))
 
 
 def _angles(draw: Draw, batch: int, length: int, rotary: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,9 +128,20 @@ def _interleaved_inputs(dtype: torch.dtype) -> Iterator[Case]:
     yield from _inputs(SHAPES, dtype)
 
 
+def _complex_inputs(dtype: torch.dtype) -> Iterator[Case]:
+    for case in _inputs(SHAPES, dtype):
+        query, key, cos, sin = case.arguments
+        half = cos.shape[-1] // 2
+        # Angles are float32 whatever the activations are, and yarn may make them longer or shorter than 1.
+        parts = [1.25 * part[..., :half].to(compute_dtype(dtype)) for part in (cos, sin)]
+        yield Case(case.label, (query, key, torch.complex(*parts)))
+
+
 SCHEMA = "(Tensor query, Tensor key, Tensor cos, Tensor sin) -> (Tensor, Tensor)"
+COMPLEX_SCHEMA = "(Tensor query, Tensor key, Tensor angles) -> (Tensor, Tensor)"
 
 OPS = (
     Op("rope", "half", SCHEMA, rope_half, _fake, _half_inputs, TOLERANCE, _cost),
     Op("rope", "interleaved", SCHEMA, rope_interleaved, _fake, _interleaved_inputs, TOLERANCE, _cost),
+    Op("rope", "complex", COMPLEX_SCHEMA, rope_complex, _fake, _complex_inputs, TOLERANCE, _complex_cost),
 )

@@ -73,7 +73,7 @@ def router_grouped_sigmoid(
     return logits, weights * routed_scaling_factor, indices
 
 
-def _routing_error(
+def routing_error(
     candidate: Routing, oracle: Routing, choice: torch.Tensor, implied: Callable[[torch.Tensor], torch.Tensor]
 ) -> float:
     """The largest of: the error of the logits; of the sorted `choice` scores [T, E] of the experts picked, so that a
@@ -100,7 +100,7 @@ def _softmax_error(candidate: Routing, oracle: Routing, *arguments: Any) -> floa
         weights = scores.gather(1, indices)
         return weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights
 
-    return _routing_error(candidate, oracle, scores, implied)
+    return routing_error(candidate, oracle, scores, implied)
 
 
 def _sigmoid_error(candidate: Routing, oracle: Routing, *arguments: Any) -> float:
@@ -114,10 +114,10 @@ def _sigmoid_error(candidate: Routing, oracle: Routing, *arguments: Any) -> floa
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * float(factor)
 
-    return _routing_error(candidate, oracle, choice, implied)
+    return routing_error(candidate, oracle, choice, implied)
 
 
-def _shapes(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, dtype: torch.dtype) -> Routing:
+def routing_shapes(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, dtype: torch.dtype) -> Routing:
     tokens, experts = hidden.shape[0], weight.shape[0]
     return (
         hidden.new_empty(tokens, experts, dtype=dtype),
@@ -127,24 +127,24 @@ def _shapes(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, dtype: torch
 
 
 def _softmax_fake(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
-    return _shapes(hidden, weight, top_k, hidden.dtype)
+    return routing_shapes(hidden, weight, top_k, hidden.dtype)
 
 
 def _sigmoid_fake(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, top_k: int, *rest: object) -> Routing:
-    return _shapes(hidden, weight, top_k, compute_dtype(hidden.dtype))
+    return routing_shapes(hidden, weight, top_k, compute_dtype(hidden.dtype))
 
 
-def _cost(outputs: Routing, hidden: torch.Tensor, *rest: Any) -> Cost:
+def routing_cost(outputs: Routing, hidden: torch.Tensor, *rest: Any) -> Cost:
     tokens, experts = outputs[0].shape
     return Cost(moved_bytes(hidden, *rest, *outputs), 2 * hidden.numel() * experts + 8 * tokens * experts)
 
 
 def _softmax_cost(*arguments: Any) -> Cost:
-    return _cost(_softmax_fake(*arguments), *arguments)
+    return routing_cost(_softmax_fake(*arguments), *arguments)
 
 
 def _sigmoid_cost(*arguments: Any) -> Cost:
-    return _cost(_sigmoid_fake(*arguments), *arguments)
+    return routing_cost(_sigmoid_fake(*arguments), *arguments)
 
 
 SHAPES = ((1, 7, 2, 1), (5, 64, 8, 2), (3, 127, 61, 7), (17, 96, 128, 8), (4, 16, 4, 4), (0, 32, 8, 2))

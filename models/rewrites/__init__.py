@@ -11,6 +11,7 @@ from porter.models.rewrites.gated_delta_net import GatedDeltaNet
 from porter.models.rewrites.gated_mlp import GatedMLP
 from porter.models.rewrites.gated_norm import GatedRMSNorm
 from porter.models.rewrites.hybrid_layer import HybridLayer
+from porter.models.rewrites.grouped_softmax_router import GroupedSoftmaxRouter
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
 from porter.models.rewrites.softmax_router import SoftmaxRouter
@@ -24,6 +25,7 @@ REWRITES: tuple[Rewrite, ...] = (
     GroupedQueryAttention(),
     MultiHeadLatentAttention(),
     GroupedSigmoidRouter(),
+    GroupedSoftmaxRouter(),
     SoftmaxRouter(),
     StackedExperts(),
     DecoderLayer(),

@@ -40,7 +40,7 @@ class MLAForward(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         cache: Any = None,
         **kwargs: Any,
@@ -55,7 +55,9 @@ class MLAForward(nn.Module):
 
         latent, key_rope = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
         latent, key_rope = self.kv_a_layernorm(latent).unsqueeze(1), key_rope.unsqueeze(1)
-        query_rope, key_rope = self.rope(query_rope, key_rope, *position_embeddings)
+        # Cosines and sines, or one tensor of complex numbers.
+        angles = position_embeddings if isinstance(position_embeddings, tuple) else (position_embeddings,)
+        query_rope, key_rope = self.rope(query_rope, key_rope, *angles)
         if cache is not None:
             latent, key_rope = cache.update(latent, key_rope, self.layer_idx, kwargs=kwargs)
 
@@ -73,7 +75,7 @@ class MultiHeadLatentAttention:
     name = "mla_attention"
 
     def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
-        """Candidates with interleaved and half rope; None when the module has no latent projections."""
+        """Candidates with interleaved, half and complex rope; None when the module has no latent projections."""
         if not all(isinstance(getattr(module, n, None), nn.Module) for n in PARTS):
             return None
         missing = [a for a in RANKS if not hasattr(module, a)]
@@ -94,5 +96,5 @@ class MultiHeadLatentAttention:
                     'self.expanded_attention = OpCall("mla_attention", "expanded")',
                 ),
             )
-            for style in ("interleaved", "half")
+            for style in ("interleaved", "half", "complex")
         ]
