@@ -104,7 +104,8 @@ def _render(console: Console, result: dict[str, Any]) -> None:
     console.print(
         f"{plan['parameters']:,} parameters, {plan['weight_bytes'] / 1e9:.3g} GB of weights, "
         f"{plan['kv_bytes_per_token']:,} bytes of cache per token, "
-        f"{plan['bytes_read_per_token'] / 1e6:.4g} MB read per token"
+        + (f"{plan['state_bytes']:,} of state per sequence, " if plan["state_bytes"] else "")
+        + f"{plan['bytes_read_per_token'] / 1e6:.4g} MB read per token"
     )
     if plan["tokens_per_second"]:
         console.print(f"memory-bound limit at batch 1: {plan['tokens_per_second']:.4g} tokens/s")

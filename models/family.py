@@ -94,9 +94,7 @@ def importable(family: Family) -> type[Any]:
 
 
 def _config_class(family: Family) -> Any:
-    package, _, name = family.module.rpartition(".")
-    configuration = importlib.import_module(f"{package}.{name.replace('modeling', 'configuration')}")
-    return getattr(configuration, family.class_name.replace("ForCausalLM", "Config"))
+    return getattr(importlib.import_module(family.module), family.class_name).config_class
 
 
 class _Converting:
@@ -118,7 +116,10 @@ class _Converting:
                 return generated.from_pretrained(path, *arguments, **{**keywords, "config": config})
 
 
-FAMILY_FILES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+FAMILY_FILES = (
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
 
 
 def families() -> dict[str, Family]:

@@ -21,7 +21,7 @@ from porter.kernels.registry import default_registry
 from porter.models.family import Family, family_of
 from porter.models.port import PortedSource
 from porter.models.presets import ModelReference, resolve
-from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes
+from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
 from porter.quantization import scheme_named
 
 UNBUILDABLE = (
@@ -121,7 +121,7 @@ def _float_dtype(scheme: str, dtype: str | None) -> torch.dtype:
 def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[str, str]:
     """Module name -> scheme for every linear and expert stack that has an int8 Op.
 
-    Weights that an Op reads itself (routers, kv_b_proj) stay as they are. lm_head takes w8a16: its input feeds
+    Weights that an Op reads itself (routers, kv_b_proj) and linears that their rewrite marks stay as they are. lm_head takes w8a16: its input feeds
     the logits directly, and its weight is the largest matrix of a small model.
     """
     with torch.device("meta"):
@@ -130,6 +130,8 @@ def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[st
     result = {}
     for name, module in model.named_modules():
         if isinstance(module, linear):
+            if getattr(module, "keeps_dtype", False):
+                continue
             result[name] = "w8a16" if name == "lm_head" else scheme
         elif {"gate_up_proj", "down_proj"} <= dict(module.named_parameters(recurse=False)).keys():
             result[name] = scheme
@@ -153,6 +155,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
         parameters=sum(p.numel() for n, p in model.named_parameters() if not n.endswith("_scale")),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token(config, 4 if scheme == "fp32" else 2),
+        state_bytes=state_bytes(model, 4 if scheme == "fp32" else 2),
         bytes_read_per_token=read,
         chip_memory_bytes=memory,
         fits=None if memory is None else weight_bytes < memory,

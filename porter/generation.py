@@ -12,7 +12,7 @@ from torch import nn
 from porter.decoder import Decoder, Way
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import OpCall
-from porter.kv_cache import contiguous_cache
+from porter.kv_cache import cache_for
 from porter.tokenization import check_vocabulary
 
 
@@ -69,7 +69,7 @@ def generate(
             "(config.json: max_position_embeddings); ask for fewer"
         )
     check_vocabulary(input_ids, config)
-    cache = contiguous_cache(int(config.num_hidden_layers), total)  # type: ignore[union-attr, arg-type]
+    cache = cache_for(config, total)
     decode = Decoder(model, cache, new_tokens - 1)
     greedy = OpCall("sampling", "greedy")
     finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)

@@ -1,11 +1,15 @@
-"""A key-value cache in one contiguous buffer per layer, allocated once for the longest sequence."""
+"""A key-value cache in one contiguous buffer per layer, allocated once for the longest sequence.
+
+Layers of linear attention keep a state of fixed size instead: what the convolution last saw, and the recurrent state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 
 class ContiguousLayer(CacheLayerMixin):
@@ -73,6 +77,28 @@ class ContiguousLayer(CacheLayerMixin):
         self.length = 0
 
 
+class StateLayer(LinearAttentionLayer):
+    """Convolution states [batch, channels, kernel] and recurrent states [batch, heads, key_dim, value_dim].
+
+    A new recurrent state is kept as it is given, where transformers copies it into a buffer: the kernels write one of
+    their own, and copying it would double what a decode step moves.
+    """
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
+        """Keep `recurrent_states`, which the caller must not write to afterwards."""
+        self.recurrent_states[state_idx] = recurrent_states
+        self.is_recurrent_states_initialized[state_idx] = True
+        return recurrent_states
+
+
 def contiguous_cache(layers: int, max_length: int) -> Cache:
     """A transformers Cache of `layers` contiguous layers for `max_length` tokens."""
     return Cache(layers=[ContiguousLayer(max_length) for _ in range(layers)])
+
+
+def cache_for(config: Any, max_length: int) -> Cache:
+    """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model."""
+    kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
+    return Cache(
+        layers=[StateLayer() if kind == "linear_attention" else ContiguousLayer(max_length) for kind in kinds]
+    )

@@ -39,6 +39,7 @@ class Plan:
     parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
+    state_bytes: int
     bytes_read_per_token: int
     chip_memory_bytes: int | None
     fits: bool | None
@@ -78,6 +79,20 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
         per_layer = 2 * int(heads) * int(head_dim)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
     return per_layer * sum(kind != "linear_attention" for kind in kinds) * width
+
+
+STATE_WIDTHS = ("num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size")
+
+
+def state_bytes(model: nn.Module, width: int) -> int:
+    """Bytes of the states of linear attention that one sequence keeps, whatever its length: float32 recurrent states,
+    and the last inputs of each convolution at `width` bytes."""
+    total = 0
+    for module in model.modules():
+        if isinstance(getattr(module, "conv1d", None), nn.Conv1d) and all(hasattr(module, a) for a in STATE_WIDTHS):
+            heads, key_dim, value_dim, kernel = (int(getattr(module, a)) for a in STATE_WIDTHS)
+            total += 4 * heads * key_dim * value_dim + width * kernel * int(module.conv1d.out_channels)  # type: ignore[union-attr, arg-type]
+    return total
 
 
 def experts_read(config: Any) -> tuple[int, int]:

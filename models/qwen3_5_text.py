@@ -1,0 +1,29 @@
+"""The text model of Qwen3.5: three layers of gated delta nets to one of gated attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="qwen3_5_text",
+    module="transformers.models.qwen3_5.modeling_qwen3_5",
+    class_name="Qwen3_5ForCausalLM",
+    expected=("rms_norm", "gated_rms_norm", "gated_mlp", "gated_delta_net", "gated_attention", "hybrid_layer"),
+    special=(
+        "gated delta nets: a causal convolution, then a chunked rule to prefill and a recurrent one to decode, over float32 states",
+        "attention with an output gate, zero-centred q and k norms and partial rope in every fourth layer",
+        "in_proj_qkv and in_proj_z, and in_proj_b and in_proj_a, each become one product",
+        "rope of three interleaved axes, which are equal for text",
+        "multi-token prediction layers and the vision tower are not ported",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Qwen3_5ForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]

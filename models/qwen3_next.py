@@ -1,0 +1,38 @@
+"""Qwen3-Next: three layers of gated delta nets to one of gated attention, experts and a gated shared expert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="qwen3_next",
+    module="transformers.models.qwen3_next.modeling_qwen3_next",
+    class_name="Qwen3NextForCausalLM",
+    expected=(
+        "rms_norm",
+        "gated_rms_norm",
+        "gated_mlp",
+        "gated_delta_net",
+        "gated_attention",
+        "router",
+        "experts",
+        "hybrid_layer",
+    ),
+    special=(
+        "gated delta nets: a causal convolution, then a chunked rule to prefill and a recurrent one to decode, over float32 states",
+        "attention with an output gate, zero-centred q and k norms and partial rope in every fourth layer",
+        "in_proj_qkvz and in_proj_ba hold queries, keys, values and gates key head by key head",
+        "experts beside a shared expert with a gate of its own",
+        "multi-token prediction layers are not ported",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Qwen3NextForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]
