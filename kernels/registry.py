@@ -17,6 +17,7 @@ from porter.kernels.reference.delta_rule import OPS as DELTA_RULE
 from porter.kernels.reference.experts import OPS as EXPERTS
 from porter.kernels.reference.gates import OPS as GATES
 from porter.kernels.reference.grouped_softmax import OPS as GROUPED_SOFTMAX
+from porter.kernels.reference.indexer import OPS as INDEXER
 from porter.kernels.reference.linear import OPS as LINEAR
 from porter.kernels.reference.mla_attention import OPS as MLA_ATTENTION
 from porter.kernels.reference.norm import OPS as NORM
@@ -24,6 +25,7 @@ from porter.kernels.reference.rope import OPS as ROPE
 from porter.kernels.reference.rope_frequencies import OPS as ROPE_FREQUENCIES
 from porter.kernels.reference.router import OPS as ROUTER
 from porter.kernels.reference.sampling import OPS as SAMPLING
+from porter.kernels.reference.sparse_mla_attention import OPS as SPARSE_MLA_ATTENTION
 
 REFERENCE = "reference"
 DEFAULT_CHIP = "cpu"
@@ -103,6 +105,8 @@ def default_registry() -> OpRegistry:
         *LINEAR,
         *ATTENTION,
         *MLA_ATTENTION,
+        *INDEXER,
+        *SPARSE_MLA_ATTENTION,
         *ROUTER,
         *GROUPED_SOFTMAX,
         *EXPERTS,

@@ -25,9 +25,9 @@ from pathlib import Path
 
 SOURCES = (
     "norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "router", "program",
-    "measure", "causal_conv1d", "gates", "delta_rule",
+    "measure", "indexer", "sparse_mla", "causal_conv1d", "gates", "delta_rule",
 )  # fmt: skip
-HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "kernels")
+HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "absorb", "selection", "kernels")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-w")
 

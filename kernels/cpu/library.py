@@ -36,6 +36,8 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "run": (_POINTER, _SIZE),
     "fingerprint": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE),
     "measure": (*[_POINTER] * 7, _SIZE, _SIZE, _CODE, _CODE),
+    "indexer": (*[_POINTER] * 7, _REAL, *[_CODE] * 4),
+    "sparse_mla": (*[_POINTER] * 10, _REAL, *[_CODE] * 3),
     "difference": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
@@ -70,6 +72,8 @@ class KernelLibrary:
     run: Function
     fingerprint: Function
     measure: Function
+    indexer: Function
+    sparse_mla: Function
     difference: Function
 
     def __init__(self, isa: str | None = None) -> None:

@@ -1,60 +1,8 @@
 // Absorbed multi-head latent attention: W_UK is folded into the query, all heads attend over the shared latent, and
 // W_UV is applied to what they gathered. Reads the latent once per block of rows; never expands keys or values.
+#include "absorb.h"
 #include "attend.h"
 #include "kernels.h"
-
-namespace porter {
-namespace {
-
-struct Mla {
-  int64_t batch, heads, length, nope, rope, keys, latent, value_size;
-};
-
-// Rows are (s, h) with h fastest: every head of a position reads the same keys.
-template <typename T>
-void absorb_queries(float* folded, const T* nope, const int64_t* strides, const T* weight, const Mla& a, int threads) {
-  int64_t room = padded(a.latent);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (int64_t h = 0; h < a.heads; ++h) {
-    const T* keys = weight + h * (a.nope + a.value_size) * a.latent;
-    static thread_local Scratch packed;
-    float* q = packed.get<float>(4 * padded(a.nope));
-    for (int64_t row = 0; row < a.batch * a.length; row += 4) {
-      int64_t count = smaller(4, a.batch * a.length - row);
-      for (int64_t i = 0; i < count; ++i) {
-        int64_t b = (row + i) / a.length, s = (row + i) % a.length;
-        pack_row(q + i * padded(a.nope), nope + b * strides[0] + h * strides[1] + s * strides[2], a.nope);
-      }
-      float* target = folded + (row * a.heads + h) * room;
-      for (int64_t i = 0; i < count; ++i) std::memset(target + i * a.heads * room, 0, room * sizeof(float));
-      outer(q, padded(a.nope), count, keys, a.latent, a.nope, a.latent, target, a.heads * room);
-    }
-  }
-}
-
-template <typename T>
-void apply_values(T* out, const float* gathered, const T* weight, const Mla& a, int threads) {
-  int64_t room = padded(a.latent);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (int64_t h = 0; h < a.heads; ++h) {
-    const T* values = weight + (h * (a.nope + a.value_size) + a.nope) * a.latent;
-    static thread_local Scratch memory;
-    float* sums = memory.get<float>(4 * padded(a.value_size));
-    for (int64_t row = 0; row < a.batch * a.length; row += 4) {
-      int64_t count = smaller(4, a.batch * a.length - row);
-      dots(gathered + (row * a.heads + h) * room, a.heads * room, count, values, a.latent, a.value_size, a.latent, sums,
-           padded(a.value_size));
-      for (int64_t i = 0; i < count; ++i) {
-        T* target = out + ((row + i) * a.heads + h) * a.value_size;
-        const float* source = sums + i * padded(a.value_size);
-        for_each_vector(a.value_size, [&](int64_t j, int n) { store_count(target + j, load_count(source + j, n), n); });
-      }
-    }
-  }
-}
-
-}  // namespace
-}  // namespace porter
 
 // shape: B, H, S, N (nope), R (rope), T, C (latent), V. strides in elements: query_nope (b, h, s), query_rope (b, h, s),
 // latent (b, t), key_rope (b, t), mask (b, h, s, t). weight [H * (N + V), C] and out [B, S, H, V] are contiguous.
@@ -63,7 +11,7 @@ PORTER_EXPORT void porter_mla(void* out, const void* query_nope, const void* que
                               const int64_t* strides, double scaling, int32_t dtype, int32_t mask_dtype,
                               int32_t threads) {
   using namespace porter;
-  Mla a{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7]};
+  Latent a{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7]};
   static thread_local Scratch folded_memory, gathered_memory;
   int64_t room = padded(a.latent), rows = a.batch * a.length * a.heads;
   float* folded = folded_memory.get<float>(rows * room);

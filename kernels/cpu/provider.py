@@ -40,6 +40,7 @@ from porter.kernels.cpu.router import (
     router_grouped_softmax,
     router_softmax,
 )
+from porter.kernels.cpu.sparse_attention import accepts_indexer, accepts_sparse_mla, indexer, sparse_mla_attention
 
 Accepts = Callable[..., "str | None"]
 Make = Callable[[KernelLibrary], Callable[..., Any]]
@@ -60,6 +61,8 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("attention", "gqa"): (accepts_attention, attention),
     ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
     ("mla_attention", "expanded"): (accepts_mla, mla_expanded),
+    ("indexer", "lightning"): (accepts_indexer, indexer),
+    ("sparse_mla_attention", "absorbed"): (accepts_sparse_mla, sparse_mla_attention),
     ("router", "softmax"): (accepts_router, router_softmax),
     ("router", "grouped_sigmoid"): (accepts_grouped_sigmoid, router_grouped_sigmoid),
     ("router", "grouped_softmax"): (accepts_grouped_softmax, router_grouped_softmax),
