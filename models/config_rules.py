@@ -113,8 +113,10 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
         for name in names:
             if name in fields and not (nullable and fields[name] is None):
                 values = fields[name] if name in PER_LAYER and isinstance(fields[name], list) else [fields[name]]
+                # Qwen2MoeConfig writes a window of 0 where none is used.
+                unused = name == "sliding_window" and fields.get("use_sliding_window") is False
                 for value in values:
-                    _check_integer(value, name, low, MOST.get(name, SIZE_LIMIT), where)
+                    _check_integer(value, name, 0 if unused else low, MOST.get(name, SIZE_LIMIT), where)
     if fields.get("kv_lora_rank") is not None and fields.get("head_dim", 0) is None:
         raise _wrong(where, "head_dim", None, "qk_rope_head_dim, or be left out")
     for name in SWITCHES:
@@ -138,10 +140,9 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
 
 def check_config(config: Any, where: str) -> None:
     """Raise PorterError naming file, field and rule for a config whose model could be built but not run."""
-    # Qwen2MoeConfig writes a window of 0 where none is used.
-    unused = ("sliding_window",) if getattr(config, "use_sliding_window", None) is False else ()
-    names = (name for name in (*POSITIVE, *POSITIVE_OR_NULL) if name not in unused)
-    check_fields({name: v for name in names if type(v := getattr(config, name, None)) is int}, where)
+    names = (*POSITIVE, *POSITIVE_OR_NULL)
+    numbers = {name: v for name in names if type(v := getattr(config, name, None)) is int}
+    check_fields(numbers | {"use_sliding_window": getattr(config, "use_sliding_window", True)}, where)
     for rule in (*RULES, *(LATENT_RULES if hasattr(config, "kv_lora_rank") else ())):
         _check_rule(rule, config, where)
     if hasattr(config, "rope_parameters"):
@@ -217,7 +218,10 @@ def _is_rope_value(name: str, value: Any) -> bool:
 def _check_rule(rule: Rule, config: Any, where: str) -> None:
     names, holds, words = rule
     values = [getattr(config, name, None) for name in names]
-    if any(value is None or (name in PER_LAYER and isinstance(value, list)) for name, value in zip(names, values, strict=True)):
+    if any(
+        value is None or (name in PER_LAYER and isinstance(value, list))
+        for name, value in zip(names, values, strict=True)
+    ):
         return
     if any(type(value) is not int for value in values) or not holds(*values):
         raise PorterError(f"{where}: {names[0]} is {shown(repr(values[0]))}; {words.format(*names, b=values[1])}")

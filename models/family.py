@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from porter.correspondence import Correspondence, Entry
+from porter.correspondence import Correspondence
 from porter.errors import PorterError
+from porter.models.checkpoint_layout import checkpoint_layout
 from porter.models.config_rules import check_config
-from porter.models.loading import expert_entries, registered_conversions
+from porter.models.loading import registered_conversions
 from porter.models.port import PortedSource, port_source, source_on_meta
 from porter.models.search import correspondence_of
 
@@ -50,16 +52,9 @@ class Family:
         upstream = source_on_meta(config, self.module, self.class_name)
         return correspondence_of(upstream, {c.name: c.candidate for c in source.classes})
 
-    def checkpoint_layout(self, config: Any) -> Correspondence:
-        """Between checkpoints on disk, which may store experts one by one, and the upstream class."""
-        upstream = source_on_meta(config, self.module, self.class_name)
-        stacked = {n: p for n, p in upstream.named_parameters() if p.dim() == 3}
-        entries = []
-        for entry in expert_entries(self.model_type, {n: p.shape[0] for n, p in stacked.items()}):
-            parts = len(entry.sizes)
-            rows = stacked[entry.target].shape[1] // parts
-            entries.append(Entry(entry.target, entry.sources, (rows,) * parts, "experts"))
-        return Correspondence(tuple(entries))
+    def checkpoint_layout(self, config: Any, stored: Collection[str] = ()) -> Correspondence:
+        """Between checkpoints on disk and the upstream class; `stored` are the names in the checkpoint at hand."""
+        return checkpoint_layout(source_on_meta(config, self.module, self.class_name), stored)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from porter.checkpoint.convert import Progress
+from porter.checkpoint.reader import Checkpoint
 from porter.chips.catalogue import Chip, load_catalogue
 from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
@@ -94,7 +95,8 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
     float_dtype = _float_dtype(chosen.name, dtype)
-    correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config)
+    stored = stored_names(reference.directory)
+    correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config, stored)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
     if chosen.weight_dtype == torch.int8:
         config.porter["quantized"] = quantized_modules(source, config, chosen.name)
@@ -103,6 +105,13 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
     config.dtype = float_dtype
     plan = _plan(family, source, config, chip, chosen.name, bool(reference.config.tie_word_embeddings))
     return Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
+
+
+def stored_names(directory: Path | None) -> tuple[str, ...]:
+    """The names of the tensors in a checkpoint directory; none where it holds no weights to read."""
+    if directory is None or not any(directory.glob("*.safetensors")):
+        return ()
+    return tuple(Checkpoint.open(directory).names)
 
 
 def _default_scheme(config: Any) -> str:
@@ -213,6 +222,9 @@ def adapt(
     native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
     tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
     checks = check_kernels(default_registry(), port.chip, native, port.dtype)
+    if weights is not None:
+        layout = port.family.checkpoint_layout(port.reference.config, stored_names(Path(weights)))
+        port = dataclasses.replace(port, layout=layout)
     return export(
         dataclasses.replace(port, checks=checks),
         Path(output),

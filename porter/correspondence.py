@@ -17,8 +17,8 @@ import torch
 from porter.errors import PorterError
 
 LINEAR_PARAMETERS = ("weight", "bias", "weight_scale")
-Kind = Literal["linear", "experts"]
-KINDS: tuple[Kind, ...] = ("linear", "experts")
+Kind = Literal["linear", "experts", "rows"]
+KINDS: tuple[Kind, ...] = ("linear", "experts", "rows")
 FIELDS = ("target", "sources", "sizes", "kind")
 EXPECTED = 'expected a list like [{"target": "...", "sources": ["..."], "sizes": [1]}]'
 
@@ -32,6 +32,8 @@ class Entry:
 
     kind "experts": `target` is a parameter [experts, rows, columns]; `sources` are the parameters of expert 0 in row
     order, then of expert 1, and so on; `sizes` are the rows of the parts of one expert.
+
+    kind "rows": `target` and `sources` are parameters whose rows are concatenated; of one source it is another name.
     """
 
     target: str
@@ -41,20 +43,30 @@ class Entry:
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The ported tensor of the source `parts`, given in the order of `sources`."""
-        if self.kind == "linear":
+        if len(parts) == 1 and self.kind != "experts":
+            return parts[0]
+        if self.kind != "experts":
             return torch.cat(list(parts), dim=0)
         width = len(self.sizes)
         return torch.stack([torch.cat(list(parts[i : i + width]), dim=0) for i in range(0, len(parts), width)])
 
     def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The source tensors of a ported `tensor`, in the order of `sources`; views, not copies."""
-        if self.kind == "linear":
+        if len(self.sources) == 1 and self.kind != "experts":
+            return [tensor]
+        if self.kind != "experts":
             return list(tensor.split(list(self.sizes), dim=0))
         return [part for expert in tensor.unbind(0) for part in expert.split(list(self.sizes), dim=0)]
 
+    def source_shape(self, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of source number `index` of a parameter of `shape`."""
+        if self.kind == "experts":
+            return (self.sizes[index % len(self.sizes)], *shape[2:])
+        return shape if len(self.sources) == 1 else (self.sizes[index], *shape[1:])
+
     def parameters(self) -> list[tuple[str, tuple[str, ...]]]:
         """(ported parameter, source parameters) for each parameter that this entry can carry."""
-        if self.kind == "experts":
+        if self.kind != "linear":
             return [(self.target, self.sources)]
         return [(f"{self.target}.{p}", tuple(f"{s}.{p}" for s in self.sources)) for p in LINEAR_PARAMETERS]
 

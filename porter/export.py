@@ -130,7 +130,7 @@ def _expected(port: Port, tied: dict[str, str]) -> dict[str, tuple[int, ...]]:
         entry = entries.get(name)
         for i, disk in enumerate(entry.sources if entry else (name,)):
             shape = tuple(tensor.shape)
-            expected[disk] = (entry.sizes[i % len(entry.sizes)], *shape[2:]) if entry else shape
+            expected[disk] = entry.source_shape(i, shape) if entry else shape
     return expected
 
 

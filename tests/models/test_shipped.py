@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from porter.models.presets import shipped_directory
 from porter.models.shipped import recipes, train
 
-NAMES = ["tiny-deepseek-v3", "tiny-qwen3"]
-BOS = {"tiny-deepseek-v3": [256], "tiny-qwen3": []}
+NAMES = ["tiny-deepseek-v3", "tiny-qwen3", "tiny-qwen3-moe"]
+BOS = {"tiny-deepseek-v3": [256], "tiny-qwen3": [], "tiny-qwen3-moe": []}
 REPOSITORY = Path(train.__file__).resolve().parents[2]
 
 
@@ -39,10 +39,11 @@ def test_every_weight_is_in_the_file_and_under_upstreams_name(shipped: tuple[str
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_only_the_router_is_stored_in_float32(shipped: tuple[str, PreTrainedModel]) -> None:
+def test_only_a_router_that_upstream_keeps_so_is_stored_in_float32(shipped: tuple[str, PreTrainedModel]) -> None:
     _, model = shipped
     for key, tensor in model.state_dict().items():
-        router = key.endswith(("mlp.gate.weight", "e_score_correction_bias"))
+        kept = bool(model._keep_in_fp32_modules_strict)
+        router = kept and key.endswith(("mlp.gate.weight", "e_score_correction_bias"))
         assert tensor.dtype == (torch.float32 if router else torch.bfloat16), key
 
 
@@ -69,6 +70,18 @@ def test_deepseek_exercises_what_sets_the_family_apart() -> None:
     assert config.rope_parameters["mscale"] != config.rope_parameters["mscale_all_dim"]
     assert config.rope_interleave
     assert config.num_mtp_layers == 0
+
+
+def test_no_expert_of_qwen3_moe_is_idle() -> None:
+    model = AutoModelForCausalLM.from_pretrained(directory("tiny-qwen3-moe"))
+    _, held_out = train.read_text()
+    chosen = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda module, inputs, outputs: chosen.append(outputs[2]))
+    with torch.no_grad():
+        model(held_out[None, :512])
+    shares = [torch.bincount(c.flatten(), minlength=16) / c.numel() for c in chosen]
+    assert len(shares) == 3 and all(bool((share > 0).all()) for share in shares)
 
 
 def test_balancing_has_moved_every_routers_bias() -> None:
