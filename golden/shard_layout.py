@@ -16,7 +16,8 @@ what they are given and what they return is put together:
 
 ``output`` may be a list: of the first tensor, of the second, and so on, the last for all that follow. ``"experts":
 "local"`` says that ranks number their experts from 0 each (``experts.<number>``): they are numbered on through.
-``"omit": true`` leaves modules out that the ranks do not call alike.
+``"omit": true`` leaves modules out that the ranks do not call alike. ``"weight"`` says how the ranks' weights make up
+the module's, where that does not follow from their shapes and ``output``; its ``concat`` is a dimension of the weight.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from porter.errors import PorterError
 Way = str | Mapping[str, Any]
 _WORDS = ("replicated", "reduced", "sum")
 _KEYS = ("concat", "interleave", "parts")
+_FIELDS = ("module", "inputs", "output", "experts", "omit", "weight")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Rule:
     output: tuple[Way, ...] = ("replicated",)
     local_experts: bool = False
     omit: bool = False
+    weight: Way | None = None
 
     def way(self, place: int) -> Way:
         """How the output tensor at this place is put together."""
@@ -81,9 +84,9 @@ def rules_of(layout: Sequence[Mapping[str, Any]] | None, where: str = "layout") 
         at = f"{where}: entry {number}"
         if not isinstance(entry, Mapping) or not isinstance(entry.get("module"), str):
             raise PorterError(f"{at}: expected an object with a regular expression as `module`")
-        unknown = sorted(entry.keys() - {"module", "inputs", "output", "experts", "omit"})
+        unknown = sorted(entry.keys() - set(_FIELDS))
         if unknown:
-            raise PorterError(f"{at}: `{unknown[0]}` is no field; known are module, inputs, output, experts, omit")
+            raise PorterError(f"{at}: `{unknown[0]}` is no field; known are {', '.join(_FIELDS)}")
         try:
             pattern = re.compile(entry["module"])
         except re.error as error:
@@ -94,12 +97,15 @@ def rules_of(layout: Sequence[Mapping[str, Any]] | None, where: str = "layout") 
             raise PorterError(f"{at}: output is an empty list; say how it is put together")
         for field, way in (("inputs", entry.get("inputs", "replicated")), *(("output", each) for each in ways)):
             _check(way, f"{at}: {field}")
+        weight = entry.get("weight")
+        if weight is not None:
+            _check(weight, f"{at}: weight")
         if entry.get("experts", "local") != "local":
             raise PorterError(f"{at}: experts is {entry['experts']!r}; the only word is local")
         omit = entry.get("omit", False)
         if not isinstance(omit, bool):
             raise PorterError(f"{at}: omit is {omit!r}, expected true or false")
-        found.append(Rule(pattern, entry.get("inputs", "replicated"), ways, "experts" in entry, omit))
+        found.append(Rule(pattern, entry.get("inputs", "replicated"), ways, "experts" in entry, omit, weight))
     return (*found, *DEFAULTS)
 
 

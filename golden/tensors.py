@@ -11,6 +11,7 @@ import hashlib
 import math
 from ctypes import Array, c_float
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Size, Tensor, dtype
@@ -49,7 +50,7 @@ class TensorEncoder:
     def __init__(self, writer: Writer, detail: str) -> None:
         self._writer = writer
         self._detail = detail
-        self._met: set[int] = set()
+        self._met: dict[int, ref[Tensor]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._new: list[_Seen] = []
         self._nodes: list[JsonText] = []
@@ -58,22 +59,24 @@ class TensorEncoder:
         """What stands for the tensor's node until it is resolved."""
         if not (tensor.is_cpu or self._detail == "full"):
             return self._numbered(self._seen_on_device(tensor))
-        content = host_tensor(tensor)
-        measured = None
+        content, size = host_tensor(tensor), self._buckets(tensor)
+        met = self._met.get(id(tensor))
         # An object met before is likely to be unchanged, and a fingerprint is cheaper than all measures.
-        if id(tensor) not in self._met:
-            self._met.add(id(tensor))
-            measured = one_pass(content, self._buckets(content), SEED)
+        known = met is not None and met() is tensor
+        if not known:
+            self._met[id(tensor)] = ref(tensor)
+        measured = None if known else one_pass(content, size, SEED)
         words = fingerprint(content) if measured is None else measured.words
         key = words, tensor.dtype, tensor.shape, tensor.stride()
         number = self._numbers.get(key)
         if number is not None:
             return f"\0{number}\0"
         self._numbers[key] = len(self._nodes) + len(self._new)
-        size = self._buckets(content)
         whole = not size and self._detail != "stats"
         if whole:
             self._writer.write(content, digest_of(words, content.nbytes))
+        if known:
+            measured = one_pass(content, size, SEED)
         told = measured is not None and tells(measured.moments, content.numel())
         stats = measured.moments if measured is not None and told else statistics(content)
         sums = None if not size else project(content, size) if measured is None else measured.sums

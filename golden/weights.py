@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from porter.errors import PorterError
+from porter.golden.file_digest import file_digest
 from porter.golden.format import host_bytes
 from porter.golden.node import class_path
 
@@ -158,15 +159,6 @@ def _state_digests(model: nn.Module) -> dict[str, str]:
             digest.update(name.encode())
             digest.update(host_bytes(tensor.detach().cpu().contiguous()))
     return {"state_dict": digest.hexdigest()}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _write_shard(path: Path, number: int, shard: dict[str, Tensor]) -> None:

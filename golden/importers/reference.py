@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from porter.correspondence import Entry
 from porter.errors import PorterError
+from porter.golden.file_digest import file_digest
 from porter.golden.importers.dump import Call, Held
 from porter.golden.node import class_path
 from porter.golden.source import source_directory
-from porter.golden.weights import file_digest
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 

@@ -184,9 +184,9 @@ void fold_rows(double* sums, const T* x, int64_t rows, int64_t stride, int64_t w
   }
 }
 
-// The tile's sums per bucket, its first element belonging to bucket `first`.
+// The part's sums per bucket, its first element belonging to bucket `first`.
 template <typename T>
-void fold_tile(double* sums, const T* x, int64_t size, int64_t buckets, int64_t first, const unsigned char* signs) {
+void fold_part(double* sums, const T* x, int64_t size, int64_t buckets, int64_t first, const unsigned char* signs) {
   for (int64_t j = 0; j < buckets; ++j) sums[j] = 0;
   int64_t head = first == 0 ? 0 : smaller(buckets - first, size);
   if (head > 0) fold_rows(sums + first, x, 1, 0, head, signs, 0);
@@ -262,9 +262,9 @@ Difference difference_of(const A* a, const B* b, int64_t size) {
 
 static inline int64_t leaves_of(int64_t bytes) { return bytes == 0 ? 1 : divide_up(bytes, kBlock); }
 
-// A tile block by block, so that each is read from memory once. leaves: the hashes of its blocks.
+// A part of a tile block by block, so that each is read from memory once. leaves: the hashes of its blocks.
 template <typename T>
-void measure_tile(Moments& moments, uint64_t* leaves, const T* x, int64_t size, const unsigned char* keys) {
+void measure_part(Moments& moments, uint64_t* leaves, const T* x, int64_t size, const unsigned char* keys) {
   constexpr int64_t kElements = kBlock / sizeof(T);
   for (int64_t start = 0; start < size; start += kElements) {
     int64_t here = smaller(kElements, size - start);
@@ -281,14 +281,12 @@ void measure_tile(Moments& moments, uint64_t* leaves, const T* x, int64_t size, 
 PORTER_EXPORT void porter_fingerprint(void* words, const void* data, const void* keys, int64_t bytes,
                                       int32_t threads) {
   using namespace porter;
-  constexpr int64_t kBlocksAtOnce = 64;
   const unsigned char *from = static_cast<const unsigned char*>(data), *key = static_cast<const unsigned char*>(keys);
-  int64_t blocks = leaves_of(bytes), turns = divide_up(blocks, kBlocksAtOnce);
+  int64_t blocks = leaves_of(bytes);
   std::vector<uint64_t> leaves(blocks * kKeys);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && turns > 1) schedule(static)
-  for (int64_t turn = 0; turn < turns; ++turn)
-    for (int64_t block = turn * kBlocksAtOnce; block < smaller(blocks, (turn + 1) * kBlocksAtOnce); ++block)
-      hash_block(leaves.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), key);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  for (int64_t block = 0; block < blocks; ++block)
+    hash_block(leaves.data() + kKeys * block, from + block * kBlock, smaller(kBlock, bytes - block * kBlock), key);
   hash_tree(words, leaves, key);
 }
 
@@ -300,22 +298,24 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
                                   const void* signs, const void* flips, int64_t size, int64_t buckets, int32_t dtype,
                                   int32_t threads) {
   using namespace porter;
-  int64_t tiles = divide_up(size, kTile), row = divide_up(buckets, 8);
-  std::vector<Moments> partial(tiles);
-  std::vector<double> sums(folded == nullptr ? 0 : tiles * buckets);
+  // A few tiles are cut, so that threads share them evenly: the cut depends on the size alone, and so does every sum.
+  int64_t cut = size <= 16 * kTile ? 8 : 1, extent = kTile / cut;
+  int64_t parts = divide_up(size, extent), row = divide_up(buckets, 8);
+  std::vector<Moments> partial(parts);
+  std::vector<double> sums(folded == nullptr ? 0 : parts * buckets);
   dispatch_any(dtype, [&](auto tag) {
     using T = decltype(tag);
     std::vector<uint64_t> leaves(leaves_of(size * sizeof(T)) * kKeys);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1) schedule(static)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const T* x = static_cast<const T*>(data) + tile * kTile;
-      int64_t here = smaller(kTile, size - tile * kTile);
-      uint64_t* hashes = leaves.data() + tile * kTile * sizeof(T) / kBlock * kKeys;
-      measure_tile(partial[tile], hashes, x, here, static_cast<const unsigned char*>(keys));
+#pragma omp parallel for num_threads(threads) if (threads > 1 && parts > 1) schedule(static)
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t start = part * extent, here = smaller(extent, size - start);
+      const T* x = static_cast<const T*>(data) + start;
+      uint64_t* hashes = leaves.data() + start * sizeof(T) / kBlock * kKeys;
+      measure_part(partial[part], hashes, x, here, static_cast<const unsigned char*>(keys));
       if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, float>)
         if (folded != nullptr)
-          fold_tile(sums.data() + tile * buckets, x, here, buckets, tile * kTile % buckets,
-                    static_cast<const unsigned char*>(signs));
+          fold_part(sums.data() + part * buckets, x, here, buckets, start % buckets,
+                    static_cast<const unsigned char*>(signs) + part % cut * extent / 8);
     }
     hash_tree(words, leaves, static_cast<const unsigned char*>(keys));
   });
@@ -330,10 +330,10 @@ PORTER_EXPORT void porter_measure(void* words, void* moments, void* folded, cons
   out[0] = least, out[1] = greatest, out[2] = total, out[3] = squares;
   if (folded == nullptr) return;
   std::vector<double> y(buckets);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const unsigned char* flip = static_cast<const unsigned char*>(flips) + tile * row;
+  for (int64_t part = 0; part < parts; ++part) {
+    const unsigned char* flip = static_cast<const unsigned char*>(flips) + part / cut * row;
     for (int64_t j = 0; j < buckets; ++j) {
-      double s = sums[tile * buckets + j];
+      double s = sums[part * buckets + j];
       y[j] += (flip[j >> 3] >> (j & 7)) & 1 ? -s : s;
     }
   }
