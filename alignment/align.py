@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,24 +13,23 @@ from torch import nn
 from porter.alignment.calls import Recorded
 from porter.alignment.candidate import Candidate, compute_dtype, load_candidate
 from porter.alignment.correspondence_file import check_names
-from porter.alignment.counterparts import Counterparts, lacking, recorded_share_met
+from porter.alignment.counterparts import recorded_share_met
 from porter.alignment.diagnosis import causes_of_weights
 from porter.alignment.findings import Findings
 from porter.alignment.free_pass import FreePass
-from porter.alignment.journal import FOLDER, Journal, Resumption, journaled, journaling
+from porter.alignment.journal import FOLDER, Journal, Resumption, journaling
 from porter.alignment.journal_key import key_of
 from porter.alignment.memory import available_bytes
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
 from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
-from porter.alignment.replaced_layers import replaced_layers
+from porter.alignment.rank_candidate import Layout
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
 from porter.alignment.report import Report, Skipped, WeightRow
 from porter.alignment.source import open_source
-from porter.alignment.streaming import kept, release
-from porter.alignment.verdict import coverage, drifted_weights, first_of, skipped_weights, verdict_of
-from porter.alignment.weight_judgement import adopt
-from porter.alignment.weights import WeightPairing
+from porter.alignment.streaming import kept
+from porter.alignment.verdict import coverage, first_of, verdict_of
+from porter.alignment.weights_pass import compare_weights
 from porter.errors import PorterError
 from porter.golden.source import device_of
 from porter.golden.store import Golden
@@ -59,6 +57,7 @@ def align(
     progress: Progress | None = None,
     resumption: Resumption | None = None,
     also: Sequence[Golden | str | Path] = (),
+    layout: Layout = None,
 ) -> Report:
     """Compare `candidate` with `golden` module by module and say where it drifts first and why.
 
@@ -67,6 +66,7 @@ def align(
     its own rounding noise a module may err. `source`: the source model, where the golden's own reference cannot be
     rebuilt; it is changed (its weights become the candidate's where these are in order). `resumption`: what was found
     is written down in porter's cache, and a comparison of the same directory that was interrupted continues from it.
+    `layout`: how the shards of a candidate on parallel ranks make up its weights, where names and shapes do not tell.
     `also`: further goldens of the same tokens, which vote with `golden` on which of them is wrong (`quorum.py`).
 
     Raises PorterError for input that cannot be compared at all.
@@ -77,7 +77,7 @@ def align(
         options: dict[str, Any] = {
             "passes": passes, "modules": modules, "factor": factor, "correspondence": correspondence, "device": device,
             "dtype": dtype, "trust_remote_code": trust_remote_code, "source": source, "progress": progress,
-            "resumption": resumption,
+            "resumption": resumption, "layout": layout,
         }  # fmt: skip
         return align_by_quorum([golden, *also], lambda chosen: align(chosen, candidate, **options), factor, source)
     golden = golden if isinstance(golden, Golden) else Golden.open(golden)
@@ -88,8 +88,9 @@ def align(
     pattern = selection(modules)
     advance = progress or (lambda amount: None)
     loaded = load_candidate(
-        candidate, correspondence=correspondence, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-    )
+        candidate, correspondence=correspondence, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
+        layout=layout,
+    )  # fmt: skip
     if loaded.golden is not None:
         from porter.alignment.recorded_alignment import align_recorded
 
@@ -98,7 +99,8 @@ def align(
         return checks.applied(align_recorded(golden, loaded, oracle, pattern, factor, advance, place))
     assert loaded.model is not None, "a candidate is a golden or a model"
     names = module_names(loaded.model)
-    if correspondence is not None:
+    # The names of fused shards are gone once these are put together.
+    if correspondence is not None and loaded.shards is None:
         check_names(correspondence, loaded.correspondence, names, {record.module for record in golden.records})
     pairing = pair_modules(golden, names, loaded.correspondence)
     pairs = selected(pairing, pattern)
@@ -110,10 +112,11 @@ def align(
     if source is None and wanted == ("weights",):
         raise PorterError(findings.skipped[0].why)
     settings = {"passes": wanted, "modules": modules, "factor": factor, "device": str(device), "dtype": str(dtype)}
+    settings["layout"] = None if loaded.shards is None else repr(loaded.shards.rules)
     with _journal(golden, candidate, loaded, settings, None if given else resumption) as journal:
         if source is not None:
-            _compare_weights(
-                findings, loaded.model, source, pairing, pattern, recorded.recorded_dtype, "weights" in wanted, journal
+            compare_weights(
+                findings, loaded, source, pairing, pattern, recorded.recorded_dtype, "weights" in wanted, journal
             )
         replayer = Replayer(recorded, pairing, loaded.model, source, factor)
         left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
@@ -124,7 +127,7 @@ def align(
         if "free" in wanted:
             _free(findings, free, replayer, "replay" in wanted)
         if "weights" in wanted and source is not None:
-            explained = {cause.module for cause in findings.causes if cause.after is not None}
+            explained = findings.explained | {cause.module for cause in findings.causes if cause.after is not None}
             findings.causes += causes_of_weights(findings.weights, pairing, source, explained, CAUSES_FOR)
         return checks.applied(_report(golden, loaded, pairing, findings, wanted))
 
@@ -161,38 +164,6 @@ def _source(golden: Golden, given: nn.Module | None, findings: Findings, device:
     except PorterError as error:
         findings.skipped.append(Skipped("", f"no float64 oracle: {error}"))
         return None
-
-
-def _compare_weights(
-    findings: Findings,
-    candidate: nn.Module,
-    source: nn.Module,
-    pairing: Pairing,
-    pattern: re.Pattern[str] | None,
-    recorded: torch.dtype,
-    asked: bool,
-    journal: Journal | None,
-) -> None:
-    """Judge every weight and make the source the candidate's oracle; drifts count where the pass was asked for.
-
-    What of the source no weight stands for is not compared, whichever passes were asked for.
-    """
-    counterparts = Counterparts.of(source)
-    met: set[str] = set()
-    weights = WeightPairing(candidate, source, pairing.correspondence, compute_dtype(candidate), recorded)
-    for judged in journaled(weights, journal):
-        met.update(pairing.correspondence.source_of(judged.weight.name))
-        adopt(source, judged)
-        if pattern is None or pattern.search(judged.weight.owner):
-            findings.weights.append(judged.settled())
-    release(candidate, source)
-    missing = counterparts.missing(met)
-    findings.met = counterparts.share(missing)
-    findings.skipped += lacking(pairing, missing)
-    if asked:
-        findings.drifts += replaced_layers(findings.weights, pairing)
-        findings.drifts += drifted_weights(findings.weights, pairing)
-        findings.skipped += skipped_weights([judged.row for judged in findings.weights])
 
 
 @contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,12 @@ import torch
 from torch import nn
 
 from porter.alignment.correspondence_file import read_correspondence
+from porter.alignment.python_candidate import from_python
+from porter.alignment.rank_candidate import Layout, open_ranks
+from porter.alignment.rank_files import rank_checkpoints
+from porter.alignment.rank_shards import RankShards
 from porter.alignment.streaming import cast, stream_of
-from porter.alignment.streaming_files import CannotStream, placeholders_for_parameters, stream_from
+from porter.alignment.streaming_files import CannotStream, class_of, placeholders_for_parameters, stream_from
 from porter.checkpoint.reader import Checkpoint
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
@@ -35,6 +37,8 @@ class Candidate:
     golden: Golden | None = None
     correspondence: Correspondence = field(default_factory=Correspondence)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    shards: RankShards | None = None
+    """Of a candidate that lies on parallel ranks."""
 
 
 def load_candidate(
@@ -44,14 +48,18 @@ def load_candidate(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
     trust_remote_code: bool = False,
+    layout: Layout = None,
 ) -> Candidate:
     """The candidate behind `given`: a module, a Golden, or the path of one of
 
-    a directory that `porter adapt` wrote, a checkpoint directory, a golden, or `FILE.py:FUNCTION`, whose function
-    returns a module. `correspondence` is a Correspondence, its JSON, or the path of its JSON, and replaces the
-    directory's own. PorterError for anything else, naming the path.
+    a directory that `porter adapt` wrote, a checkpoint directory, one of the shards of parallel ranks (see
+    `rank_candidate.open_ranks`, also for `layout`), a golden, or `FILE.py:FUNCTION`, whose function returns a module.
+    `correspondence` is a Correspondence, its JSON, or the path of its JSON, and replaces the directory's own.
+    PorterError for anything else, naming the path.
     """
     table = read_correspondence(correspondence)
+    if layout is not None and not (isinstance(given, str | Path) and rank_checkpoints(Path(given))):
+        raise PorterError(f"--layout: {given} is no directory of the shards of ranks; leave it out")
     if isinstance(given, Golden):
         return _recorded(given, table)
     if isinstance(given, nn.Module):
@@ -59,7 +67,7 @@ def load_candidate(
     text = str(given)
     file, _, function = text.rpartition(":")
     if file.endswith(".py"):
-        return _placed(text, "python", _from_python(Path(file), function), table, device, dtype)
+        return _placed(text, "python", from_python(Path(file), function), table, device, dtype)
     path = Path(text)
     if not path.is_dir():
         raise PorterError(f"{path}: no such directory; give a port, a checkpoint, a golden, or FILE.py:FUNCTION")
@@ -67,6 +75,10 @@ def load_candidate(
         return _recorded(Golden.open(path), table)
     if (path / "port.json").exists():
         return _port(path, table, device, dtype, trust_remote_code)
+    opened = open_ranks(path, layout, table, torch.device(device), _dtype(dtype))
+    if opened is not None:
+        placed = _placed(text, "shards of ranks", opened[0], Correspondence(), device, dtype)
+        return replace(placed, shards=opened[1], environment={**placed.environment, "ranks": len(opened[1].ranks)})
     if not (path / "config.json").exists():
         raise PorterError(f"{path}: no config.json, port.json or {MANIFEST}: neither checkpoint, port nor golden")
     return _placed(
@@ -176,14 +188,6 @@ def _streamed(path: Path, device: torch.device, kind: Any, config: Any) -> nn.Mo
         return None
 
 
-def _class_of(config: Any) -> Any:
-    """transformers' own class for a config; None where it has none or the checkpoint brings its own."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None)
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
-
-
 def _from_checkpoint(
     path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool, device: torch.device
 ) -> nn.Module:
@@ -193,7 +197,7 @@ def _from_checkpoint(
     wanted = _dtype(dtype)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
-        kind = _class_of(config) if any(path.glob("*.safetensors")) else None
+        kind = class_of(config) if any(path.glob("*.safetensors")) else None
         if kind is not None:
             config.dtype = wanted or config.dtype
             model = _streamed(path, device, kind, config)
@@ -210,35 +214,6 @@ def _from_checkpoint(
         raise PorterError(f"{path}: transformers cannot load it: {first}") from error
     whole: nn.Module = model
     return whole
-
-
-def _from_python(file: Path, function: str) -> nn.Module:
-    """What FUNCTION of FILE.py returns; naming the file is consent to run it, with its folder on the path."""
-    if not file.is_file():
-        raise PorterError(f"{file}: no such file; give FILE.py:FUNCTION")
-    if not function.isidentifier():
-        raise PorterError(f"{file}:{function}: {function!r} is no function name; give FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(f"porter_candidate_{file.stem}", file.resolve())
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    folder = str(file.resolve().parent)
-    sys.path.insert(0, folder)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-        build = getattr(module, function, None)
-        if not callable(build):
-            raise PorterError(f"{file}: has no function {function!r}")
-        built = build()
-    except PorterError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PorterError(f"{file}:{function}: failed with {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(folder)
-    if not isinstance(built, nn.Module):
-        raise PorterError(f"{file}:{function}: returned a {type(built).__name__}, expected an nn.Module")
-    return built
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -27,6 +27,8 @@ class Findings:
     tokens: Tokens | None = None
     unjudged: bool = False
     met: float | None = None
+    explained: set[str] = field(default_factory=set)
+    """Modules whose weights drift for a cause that is known for sure."""
 
     @property
     def routing(self) -> Routing | None:

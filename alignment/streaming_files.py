@@ -7,18 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from porter.alignment.stream import streamed
 from porter.checkpoint.header import read_header
-from porter.checkpoint.reader import Checkpoint
+from porter.checkpoint.reader import Checkpoint, TensorInfo
 from porter.correspondence import Entry
 
 TRANSPARENT = frozenset({"MergeModulelist", "Concatenate"})
 """The conversions that transformers may apply while loading and that `expert_entries` describes."""
+
+
+class TensorFiles(Protocol):
+    """Tensors on disk by name: a checkpoint, or what stands for one."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def info(self, name: str) -> TensorInfo: ...
+    def load(self, name: str) -> Tensor: ...
 
 
 class CannotStream(Exception):
@@ -33,7 +41,7 @@ class Files:
     they do not.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: TensorFiles
     entries: Mapping[str, Entry]
     aliases: Mapping[str, str]
 
@@ -80,9 +88,17 @@ def placeholders_for_parameters(dtype: torch.dtype | None) -> Iterator[None]:
         yield
 
 
+def class_of(config: Any) -> Any:
+    """transformers' own class for a config; None where it has none or the checkpoint brings its own."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
+
+
 def stream_from(
     model: nn.Module,
-    checkpoint: Checkpoint,
+    checkpoint: TensorFiles,
     device: torch.device,
     dtype: torch.dtype | None,
     tied: Mapping[str, str] | None = None,
@@ -107,10 +123,10 @@ def stream_from(
     return streamed(model, files, device, names)
 
 
-def _files(model: nn.Module, checkpoint: Checkpoint, tied: Mapping[str, str]) -> Files:
+def _files(model: nn.Module, checkpoint: TensorFiles, tied: Mapping[str, str]) -> Files:
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     held = {name for name in state if name in checkpoint}
-    in_pieces = [e for e in _layout(model) if e.target not in held and all(s in checkpoint for s in e.sources)]
+    in_pieces = [e for e in layout_of(model) if e.target not in held and all(s in checkpoint for s in e.sources)]
     entries = {entry.target: entry for entry in in_pieces}
     held |= set(entries)
     by_identity = {id(state[name]): name for name in held}
@@ -124,7 +140,7 @@ def _files(model: nn.Module, checkpoint: Checkpoint, tied: Mapping[str, str]) ->
     return Files(checkpoint, entries, aliases)
 
 
-def _layout(model: nn.Module) -> list[Entry]:
+def layout_of(model: nn.Module) -> list[Entry]:
     """How checkpoints of this model type store stacked experts. CannotStream for other conversions while loading."""
     from transformers import conversion_mapping
 

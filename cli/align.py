@@ -19,7 +19,8 @@ PASSES = ("weights", "replay", "free", "all")
 def align(
     golden: Annotated[Path, typer.Argument(help="Directory that `porter golden capture` wrote.")],
     candidate: Annotated[
-        str, typer.Argument(help="Directory of `porter adapt`, checkpoint directory, golden, or FILE.py:FUNCTION.")
+        str,
+        typer.Argument(help="Directory of `porter adapt`, checkpoint or ranks' shards, golden, or FILE.py:FUNCTION."),
     ],
     passes: Annotated[
         str, typer.Option("--pass", help="weights, replay, free or all (cheapest first).", show_default=True)
@@ -30,6 +31,9 @@ def align(
     sarif: Annotated[Path | None, typer.Option(help="Write the findings as SARIF 2.1.0, for CI.")] = None,
     correspondence: Annotated[
         Path | None, typer.Option(help="JSON list of entries that map the candidate's module names to the source's.")
+    ] = None,
+    layout: Annotated[
+        Path | None, typer.Option(help="JSON list of rules: how the shards of ranks in CANDIDATE make up its weights.")
     ] = None,
     device: Annotated[str, typer.Option(help="Torch device to run the candidate on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Precision of the candidate: auto, float32, bfloat16, float16.")] = "auto",
@@ -60,7 +64,7 @@ def align(
 
     Example: porter align golden port --html report.html
     """
-    check_options(passes, dtype, factor, sweep, sweep_length, fresh)
+    check_options(passes, dtype, factor, sweep, sweep_length, fresh, layout)
     check_goldens(golden, also or [], sweep)
     for path in (html, junit, sarif):
         check_output(path)
@@ -69,7 +73,7 @@ def align(
     from porter.alignment.sweep import sweep as compare_in_regimes
     from porter.certificate import certify
 
-    resumable = partial(compare, resumption=Resumption(fresh, say), also=also or ())
+    resumable = partial(compare, resumption=Resumption(fresh, say), also=also or (), layout=layout)
     compared = partial(compare_in_regimes, longest=sweep_length) if sweep else resumable
     with progress("aligning") as advance:
         report = compared(
@@ -103,13 +107,21 @@ def render(result: dict[str, Any], console: Console) -> None:
 
 
 def check_options(
-    passes: str, dtype: str, factor: float, sweep: bool, sweep_length: int | None, fresh: bool = False
+    passes: str,
+    dtype: str,
+    factor: float,
+    sweep: bool,
+    sweep_length: int | None,
+    fresh: bool = False,
+    layout: Path | None = None,
 ) -> None:
     """Refuse what cannot be done, before any work. Raises PorterError naming the option."""
     from porter.errors import PorterError
 
     if sweep_length is not None and not sweep:
         raise PorterError("--sweep-length: only with --sweep")
+    if layout is not None and sweep:
+        raise PorterError("--layout: not with --sweep, which puts no shards of ranks together")
     if fresh and sweep:
         raise PorterError("--fresh: not with --sweep, which always starts anew")
     if passes not in PASSES:
