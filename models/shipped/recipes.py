@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 BYTES = 256
@@ -239,6 +240,41 @@ def tiny_qwen3_moe() -> Recipe:
     return Recipe(config, tokens, None, tokens[2], tokens[0], steps=700, peak_learning_rate=4e-3)
 
 
+def tiny_qwen3_next() -> Recipe:
+    """Qwen3-Next at toy width: three gated delta nets, then gated attention; 8 experts beside a gated shared one."""
+    config = Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        router_aux_loss_coef=0.001,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=258,
+        pad_token_id=256,
+    )
+    tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return Recipe(config, tokens, None, tokens[2], tokens[0], steps=700, peak_learning_rate=4e-3)
+
+
 RECIPES = {
     "tiny-deepseek-v2": tiny_deepseek_v2,
     "tiny-deepseek-v3": tiny_deepseek_v3,
@@ -246,6 +282,7 @@ RECIPES = {
     "tiny-deepseek-v32": tiny_deepseek_v32,
     "tiny-qwen3": tiny_qwen3,
     "tiny-qwen3-moe": tiny_qwen3_moe,
+    "tiny-qwen3-next": tiny_qwen3_next,
 }
 
 
