@@ -7,6 +7,8 @@ import inspect
 import re
 import textwrap
 
+from torch import nn
+
 from porter.errors import PorterError
 from porter.models.rewrite import Candidate, Fusion
 
@@ -113,8 +115,16 @@ def _fused_lines(class_name: str, fusion: Fusion, built: list[ast.Assign]) -> li
     ]
 
 
+def _written(candidate: Candidate) -> list[type]:
+    """The candidate's class and the bases that it shares with no other module, outermost base first."""
+    return [kind for kind in reversed(candidate.forward.__mro__) if kind not in nn.Module.__mro__]
+
+
 def _replace_forward(forward: ast.FunctionDef, candidate: Candidate) -> Edit:
-    text = textwrap.dedent(inspect.getsource(candidate.forward.forward))
+    methods = {name: method for kind in _written(candidate) for name, method in vars(kind).items()}
+    functions = [method for method in methods.values() if inspect.isfunction(method)]
+    functions.sort(key=lambda function: function.__name__ != "forward")
+    text = "\n".join(textwrap.dedent(inspect.getsource(function)) for function in functions)
     for ours, theirs in candidate.rename.items():
         text = re.sub(rf"\bself\.{ours}\b", f"self.{theirs}", text)
     # The upstream signature line starts after its decorators, which stay.

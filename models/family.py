@@ -113,7 +113,7 @@ class _Converting:
 
 FAMILY_FILES = (
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
-    "deepseek_v2", "deepseek_v3",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32",
 )  # fmt: skip
 
 

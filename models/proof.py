@@ -73,6 +73,20 @@ def leading_tensors(output: Any) -> list[torch.Tensor]:
     return []
 
 
+def selection_error(ours: torch.Tensor, theirs: Any) -> float:
+    """The share of rows of `ours` with an index twice or one that the same row of `theirs` lacks.
+
+    Rows [..., K] are sets. -1 marks a slot for which no key is visible: upstream fills these with keys that its mask
+    hides anyway, and the proof of the whole model shows a visible one that is missing.
+    """
+    if not isinstance(theirs, torch.Tensor) or theirs.is_floating_point() or ours.shape != theirs.shape:
+        return float("inf")
+    lacking = (ours >= 0) & (ours[..., :, None] != theirs[..., None, :]).all(-1)
+    ordered = ours.sort(dim=-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    return float((lacking.any(-1) | twice.any(-1)).double().mean())
+
+
 def _is_routing(weights: Any, indices: Any) -> bool:
     both = isinstance(weights, torch.Tensor) and isinstance(indices, torch.Tensor)
     return both and weights.shape == indices.shape and not indices.is_floating_point()
@@ -136,6 +150,8 @@ def module_verdict(ported: nn.Module, call: Call) -> tuple[float, str]:
             output = ported(*call.arguments, **call.keywords)
         except CANNOT_RUN as error:
             return float("inf"), _first_line(error)
+    if isinstance(output, torch.Tensor) and not output.is_floating_point():
+        return selection_error(output, call.output), ""
     ours, theirs = leading_tensors(output), leading_tensors(call.output)
     return max((relative_error(a, b) for a, b in zip(ours, theirs, strict=False)), default=float("inf")), ""
 

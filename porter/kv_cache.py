@@ -5,7 +5,7 @@ Layers of linear attention keep a state of fixed size instead: what the convolut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,21 @@ class ContiguousLayer(CacheLayerMixin):
         self.length = 0
 
 
+class IndexedLayer(ContiguousLayer):
+    """A contiguous layer with the keys of a lightning indexer [batch, max_length, index_head_dim] beside it."""
+
+    indexer_keys: torch.Tensor | None = None
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """Append the keys [batch, new, index_head_dim] of the tokens that `update` was last given; returns all."""
+        if self.indexer_keys is None:
+            batch, _, size = indexer_key_states.shape
+            self.indexer_keys = indexer_key_states.new_empty(batch, self.max_length, size)
+        new = indexer_key_states.shape[1]
+        self.indexer_keys.narrow(1, self.length - new, new).copy_(indexer_key_states)
+        return self.indexer_keys.narrow(1, 0, self.length)
+
+
 class StateLayer(LinearAttentionLayer):
     """Convolution states [batch, channels, kernel] and recurrent states [batch, heads, key_dim, value_dim].
 
@@ -99,6 +114,8 @@ def contiguous_cache(layers: int, max_length: int) -> Cache:
 def cache_for(config: Any, max_length: int) -> Cache:
     """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model."""
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
-    return Cache(
-        layers=[StateLayer() if kind == "linear_attention" else ContiguousLayer(max_length) for kind in kinds]
-    )
+    layers: dict[str, Callable[[], Any]] = {
+        "linear_attention": StateLayer,
+        "indexed_attention": lambda: IndexedLayer(max_length),
+    }
+    return Cache(layers=[layers.get(kind, lambda: ContiguousLayer(max_length))() for kind in kinds])

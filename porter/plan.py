@@ -69,7 +69,7 @@ def parameter_bytes(model: nn.Module, scheme: str, quantized: dict[str, str]) ->
 def kv_bytes_per_token(config: Any, width: int) -> int:
     """Bytes that one token adds to the cache over all layers: latents for MLA, else keys and values.
 
-    Layers of linear attention keep a state of fixed size, so they add none.
+    Layers of linear attention keep a state of fixed size, so they add none. Lightning indexers add keys of their own.
     """
     if getattr(config, "kv_lora_rank", None):
         per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
@@ -78,7 +78,16 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         per_layer = 2 * int(heads) * int(head_dim)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
-    return per_layer * sum(kind != "linear_attention" for kind in kinds) * width
+    attending = per_layer * sum(kind != "linear_attention" for kind in kinds)
+    return (attending + _indexer_keys(config, len(kinds))) * width
+
+
+def _indexer_keys(config: Any, layers: int) -> int:
+    """Values that one token adds to the caches of the indexers of sparse latent attention: not every layer has one."""
+    if not getattr(config, "kv_lora_rank", None) or not getattr(config, "index_head_dim", None):
+        return 0
+    kinds = getattr(config, "indexer_types", None) or ["full"] * layers
+    return int(config.index_head_dim) * sum(kind == "full" for kind in kinds)
 
 
 STATE_WIDTHS = ("num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size")

@@ -34,6 +34,8 @@ def kernel_library(model: nn.Module, cache: Cache) -> KernelLibrary:
     calls = op_calls(model)
     if not calls:
         raise NotRecordable("the model calls no Ops")
+    if any(call.name == "indexer" for _, call in calls):
+        raise NotRecordable("an indexer selects other keys in every step, which a program cannot follow")
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         raise NotRecordable("modules have hooks, which a program would not run")
     if not all(isinstance(layer, ContiguousLayer) and layer.is_initialized for layer in cache.layers):

@@ -15,6 +15,7 @@ from porter.models.rewrites.grouped_softmax_router import GroupedSoftmaxRouter
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
 from porter.models.rewrites.softmax_router import SoftmaxRouter
+from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention
 
 REWRITES: tuple[Rewrite, ...] = (
     GatedRMSNorm(),
@@ -24,6 +25,8 @@ REWRITES: tuple[Rewrite, ...] = (
     GatedAttention(),
     GroupedQueryAttention(),
     MultiHeadLatentAttention(),
+    LightningIndexer(),
+    SparseLatentAttention(),
     GroupedSigmoidRouter(),
     GroupedSoftmaxRouter(),
     SoftmaxRouter(),

@@ -76,7 +76,7 @@ class MultiHeadLatentAttention:
 
     def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
         """Candidates with interleaved, half and complex rope; None when the module has no latent projections."""
-        if not all(isinstance(getattr(module, n, None), nn.Module) for n in PARTS):
+        if hasattr(module, "indexer") or not all(isinstance(getattr(module, n, None), nn.Module) for n in PARTS):
             return None
         missing = [a for a in RANKS if not hasattr(module, a)]
         if missing:

@@ -20,6 +20,8 @@ from porter.models.shipped.recipes import RECIPES
 PUBLISHED_BILLIONS = {
     "deepseek-r1": 671,
     "deepseek-v3": 671,
+    "deepseek-v3.2": 671,
+    "deepseek-v3.2-exp": 671,
     "qwen1.5-moe-a2.7b": 14.3,
     "qwen2-57b-a14b": 57.41,
     "qwen2.5-0.5b": 0.49,

@@ -1,0 +1,29 @@
+"""DeepSeek-V3.2: latent attention over the keys that a lightning indexer selects for each query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="deepseek_v32",
+    module="transformers.models.deepseek_v32.modeling_deepseek_v32",
+    class_name="DeepseekV32ForCausalLM",
+    expected=("rms_norm", "gated_mlp", "indexer", "sparse_mla_attention", "router", "experts", "decoder_layer"),
+    special=(
+        "an indexer with a key cache of its own selects index_topk keys for each query; only their latents are read",
+        "the indexer's rope turns halves, the attention's neighbours; its score weights stay in float32 beside float16",
+        "up to index_topk tokens every key is selected, and attention is DeepSeek-V3's",
+        "router in float32; the correction bias chooses but does not weigh",
+        "multi-token prediction layers are not ported",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """DeepseekV32ForCausalLM, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]
