@@ -40,6 +40,17 @@ REDUCED = {
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
 }
+OTHER_NAMES = {
+    "hidden_size": ("dim", "d_model", "n_embd", "model_dim", "embed_dim"),
+    "intermediate_size": ("ffn_dim", "hidden_dim", "n_inner", "d_ff", "ffn_hidden_size", "mlp_dim"),
+    "num_hidden_layers": ("n_layers", "n_layer", "num_layers", "depth"),
+    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
+    "num_key_value_heads": ("n_kv_heads", "num_kv_heads", "num_query_groups"),
+    "num_experts_per_tok": ("moe_topk", "num_experts_per_token"),
+    "vocab_size": ("n_vocab", "vocabulary_size", "padded_vocab_size"),
+    "n_group": ("num_expert_group",),
+}
+"""What configs of checkpoints with their own code call these widths."""
 NEEDED = ("num_experts_per_tok",)
 """Fields that DeepseekV2Config leaves at None, though no model runs without them."""
 LEAST_LAYERS = 3
@@ -49,14 +60,17 @@ TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 def reduced_config(config: Any) -> Any:
     """`config` with every width in `REDUCED` that it has; rope, biases, activations and switches stay as they are."""
     data = copy.deepcopy(config.to_dict())
+    names = {name: _names(data, config, name) for name in (*REDUCED, "num_hidden_layers")}
     for name, value in REDUCED.items():
-        if data.get(name, 0) is None and name in NEEDED:
-            data[name] = value
-        if isinstance(data.get(name), int) and not isinstance(data[name], bool):
-            data[name] = value
+        for own in names[name]:
+            if (data[own] is None and name in NEEDED) or _is_count(data[own]):
+                data[own] = value
+            elif isinstance(data[own], list) and data[own] and all(_is_count(each) for each in data[own]):
+                data[own] = [value] * len(data[own])
+    _limit_groups(data, config)
     if data.get("num_key_value_heads") == REDUCED["num_key_value_heads"] and "kv_lora_rank" in data:
         data["num_key_value_heads"] = data["num_attention_heads"]
-    data.update(_sampled_layers(config.to_dict()))
+    data.update(_sampled_layers(config.to_dict(), names["num_hidden_layers"]))
     derived = ("head_dim", "qk_head_dim") if "kv_lora_rank" in data else ()
     for name in (*TOKEN_FIELDS, "quantization_config", "porter", *derived):
         data.pop(name, None)
@@ -70,22 +84,44 @@ def reduced_config(config: Any) -> Any:
     return reduced
 
 
-def _sampled_layers(data: dict[str, Any]) -> dict[str, Any]:
-    """num_hidden_layers and the lists with an entry per layer, for so few layers that every kind appears."""
-    layers = data["num_hidden_layers"]
+def _names(data: dict[str, Any], config: Any, name: str) -> list[str]:
+    """The keys of `data` that mean the width `name`: its own, the config's alias for it, and common other names."""
+    alias = getattr(config, "attribute_map", {}).get(name)
+    return [own for own in (name, alias, *OTHER_NAMES.get(name, ())) if own in data]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _limit_groups(data: dict[str, Any], config: Any) -> None:
+    """A router without groups stays one: of `REDUCED`'s groups some would be left without experts to choose."""
+    for name in ("n_group", "topk_group"):
+        if getattr(config, name, None) == 1:
+            data.update(dict.fromkeys(_names(data, config, name), 1))
+
+
+def _sampled_layers(data: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The number of layers under each of `names`, and the lists with an entry per layer, for so few layers that every
+    kind appears."""
+    if not names:
+        return {}
+    layers = data[names[0]]
     lists = {n: v for n, v in data.items() if isinstance(v, list | tuple) and len(v) == layers and n.endswith("_types")}
     dense = data.get("mlp_only_layers")
     if isinstance(dense, list) and dense:
         lists["mlp_only_layers"] = [i in dense for i in range(layers)]
     kinds = list(zip(*lists.values(), strict=True))
     chosen = list(dict.fromkeys(kinds))
-    sampled = (chosen + kinds * LEAST_LAYERS)[: max(LEAST_LAYERS, len(chosen))] or [()] * LEAST_LAYERS
+    # Every so many layers one has experts: as many layers as it takes to have one of them.
+    least = max(LEAST_LAYERS, data.get("decoder_sparse_step") or 1)
+    sampled = (chosen + kinds * least)[: max(least, len(chosen))] or [()] * least
     result: dict[str, Any] = {name: [kind[i] for kind in sampled] for i, name in enumerate(lists)}
     if "mlp_only_layers" in result:
         result["mlp_only_layers"] = [i for i, only in enumerate(result["mlp_only_layers"]) if only]
     if "max_window_layers" in data and "layer_types" in lists:
         result["max_window_layers"] = None
-    return {**result, "num_hidden_layers": len(sampled)}
+    return {**result, **dict.fromkeys(names, len(sampled))}
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
