@@ -63,6 +63,7 @@ def adapt(
     result: dict[str, Any] = {
         "plan": port.plan.to_json(),
         "proof": port.source.proof.errors,
+        "unproven": port.source.proof.skipped,
         "output": str(port.directory) if port.directory else None,
     }
     emit(result, json_output, lambda console: _render(console, result))
@@ -93,14 +94,16 @@ def _render(console: Console, result: dict[str, Any]) -> None:
     for row in plan["ported"]:
         table.add_row(row["class"], row["rewrite"], row["variant"], f"{row['proof_error']:.1e}")
     console.print(table)
-    for name, reason in plan["near_misses"].items():
-        console.print(f"left as upstream: {name} ({reason})")
+    for name, reason in plan["left"].items():
+        console.print(f"left as upstream: {name} ({reason})", markup=False)
     ops = Table("op", "variant", "provider", "evidence", "refused")
     for op in plan["ops"]:
         ops.add_row(op["op"], op["variant"], op["provider"], op["evidence"], "; ".join(op["refused"]))
     console.print(ops)
     proof = ", ".join(f"{part} {error:.1e}" for part, error in result["proof"].items())
     console.print(f"float64 proof of the whole model at reduced width: {proof}")
+    for part, reason in result["unproven"].items():
+        console.print(f"not proven: {part}, which upstream itself cannot run ({reason})", markup=False)
     console.print(
         f"{plan['parameters']:,} parameters, {plan['weight_bytes'] / 1e9:.3g} GB of weights, "
         f"{plan['kv_bytes_per_token']:,} bytes of cache per token, "

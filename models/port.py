@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from porter.errors import Refusal
 from porter.models.generated import import_text
 from porter.models.proof import Proof, one_thread
 from porter.models.rewrite import Candidate
@@ -30,7 +31,11 @@ class PortedClass:
 
 @dataclass(frozen=True)
 class PortedSource:
-    """A generated modelling file with the proof behind it."""
+    """A generated modelling file with the proof behind it.
+
+    `near_misses` are the classes that a rewrite looked at and did not port; `left` are all that were not ported, each
+    with its reason. `prediction_error` is that of its prediction layer's own proof, where it has one.
+    """
 
     module: str
     class_name: str
@@ -39,6 +44,8 @@ class PortedSource:
     classes: tuple[PortedClass, ...]
     near_misses: Mapping[str, str]
     proof: Proof
+    left: Mapping[str, str] = field(default_factory=dict)
+    prediction_error: float | None = None
 
     @property
     def file_name(self) -> str:
@@ -57,13 +64,18 @@ class PortedSource:
 def port_source(config: Any, module: str, class_name: str, chip: str) -> PortedSource:
     """Port the classes of upstream `module` for models of `config`, proven at reduced width in float64.
 
-    Raises Refusal naming the part of the proof that fails when the whole model does not agree although its parts do.
+    Raises Refusal naming the part of the proof that fails when the whole model does not agree although its parts do,
+    and one with the reason for every class when none can be ported.
     """
     with one_thread():
         search = Search.begin(config, module, class_name, chip, REWRITES)
         text, _, proof = search.settle()
     classes = tuple(PortedClass(n, c, search.errors[n]) for n, c in search.chosen().items())
-    return PortedSource(module, class_name, chip, text, classes, dict(search.near_misses), proof)
+    left = search.left()
+    if not classes:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
+        raise Refusal(f"{class_name}: no class of {module} can be ported ({reasons})")
+    return PortedSource(module, class_name, chip, text, classes, dict(search.near_misses), proof, left=left)
 
 
 def source_on_meta(config: Any, module: str, class_name: str) -> nn.Module:

@@ -19,6 +19,12 @@ from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrite import Candidate, Mismatch, Rewrite
 
 
+UNKNOWN = "no rewrite knows it"
+UNUSED = "a model of this configuration has none"
+LIBRARIES = ("torch.", "transformers.activations")
+"""Where the plain layers come from that models are made of."""
+
+
 @dataclass
 class Search:
     """The candidates left for each upstream class of one model at reduced width, and why others were dropped.
@@ -48,6 +54,23 @@ class Search:
         search = cls(module, class_name, chip, small, source, record_calls(source))
         search._match(rewrites)
         return search
+
+    def left(self) -> dict[str, str]:
+        """Every module class of the file that is not ported, and those of other files that the model is made of, with
+        the reason of each."""
+        defined = {
+            name: kind
+            for name, kind in vars(importlib.import_module(self.module)).items()
+            if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == self.module
+        }
+        reasons = {
+            name: UNKNOWN if name in self.instances else UNUSED for name in defined if name not in self.waiting
+        }
+        for part in self.source.modules():
+            home = type(part).__module__
+            if home != self.module and not home.startswith(LIBRARIES):
+                reasons[type(part).__name__] = f"defined in {home}, not in the model's own file"
+        return reasons | self.near_misses
 
     def chosen(self) -> dict[str, Candidate]:
         """The current candidate of each class that has one left."""

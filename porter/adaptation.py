@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from porter.kernel_check import KernelCheck, check_kernels
 from porter.kernels.registry import default_registry
 from porter.models.family import Family, family_of
 from porter.models.port import PortedSource
+from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
 from porter.quantization import scheme_named
@@ -54,6 +55,7 @@ class Port:
     correspondence: Correspondence
     layout: Correspondence
     plan: Plan
+    prediction: Prediction | None = None
     checks: tuple[KernelCheck, ...] = ()
     directory: Path | None = None
 
@@ -66,6 +68,16 @@ class Port:
         """The ported model on the meta device, with int8 layers where the scheme puts them."""
         with torch.device("meta"):
             return self.source.model_class()(copy.deepcopy(self.config))
+
+    def prediction_state(self) -> dict[str, torch.Tensor]:
+        """The tensors of the ported prediction layers on the meta device, under their names in the port."""
+        state: dict[str, torch.Tensor] = {}
+        layers = self.prediction.layers if self.prediction is not None else ()
+        for index, number in enumerate(layers):
+            with torch.device("meta"):
+                layer = build_layer(self.source.load(), self.config, index)
+            state |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer.state_dict().items()}
+        return state
 
 
 def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str | None = None) -> Port:
@@ -104,7 +116,23 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
     config.architectures = [family.class_name]
     config.dtype = float_dtype
     plan = _plan(family, source, config, chip, chosen.name, bool(reference.config.tie_word_embeddings))
-    return Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
+    port = Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
+    return with_prediction(port, stored)
+
+
+def with_prediction(port: Port, stored: Collection[str]) -> Port:
+    """`port` with its prediction layers, where the config calls for them and the names `stored` do not lack them."""
+    prediction = port.family.predicting(port.reference.config, port.source, stored)
+    for field in ("prediction_layers", "prediction_quantized"):
+        port.config.porter.pop(field, None)
+    if prediction is not None:
+        port.config.porter["prediction_layers"] = list(prediction.layers)
+        port.config.porter["prediction_quantized"] = {}
+        if scheme_named(port.scheme).weight_dtype == torch.int8:
+            with torch.device("meta"):
+                layer = build_layer(port.source.load(), port.config, 0)
+            port.config.porter["prediction_quantized"] = int8_modules(layer, port.source.load().Linear, port.scheme)
+    return dataclasses.replace(port, prediction=prediction)
 
 
 def stored_names(directory: Path | None) -> tuple[str, ...]:
@@ -135,7 +163,11 @@ def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[st
     """
     with torch.device("meta"):
         model = source.model_class()(copy.deepcopy(config))
-    linear = source.load().Linear
+    return int8_modules(model, source.load().Linear, scheme)
+
+
+def int8_modules(model: nn.Module, linear: type[nn.Module], scheme: str) -> dict[str, str]:
+    """`quantized_modules` of a model whose linears are of the class `linear`."""
     result = {}
     for name, module in model.named_modules():
         if isinstance(module, linear):
@@ -175,6 +207,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
             for c in source.classes
         ),
         near_misses=dict(source.near_misses),
+        left=dict(source.left),
         special=family.special,
     )
 
@@ -224,7 +257,7 @@ def adapt(
     checks = check_kernels(default_registry(), port.chip, native, port.dtype)
     if weights is not None:
         layout = port.family.checkpoint_layout(port.reference.config, stored_names(Path(weights)))
-        port = dataclasses.replace(port, layout=layout)
+        port = with_prediction(dataclasses.replace(port, layout=layout), stored_names(Path(weights)))
     return export(
         dataclasses.replace(port, checks=checks),
         Path(output),

@@ -47,6 +47,7 @@ class Plan:
     ops: tuple[OpPlan, ...]
     ported: tuple[dict[str, Any], ...]
     near_misses: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
     special: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
