@@ -44,6 +44,8 @@ class Replayer:
     candidate: nn.Module
     source: nn.Module | None
     factor: float
+    probes: int = field(default=1, kw_only=True)
+    """How many tensors are judged in all, of which this replay judges some."""
     refused: list[Skipped] = field(default_factory=list, init=False)
     """Modules of which something could not be run, and so was not compared; whoever asked for it takes them."""
 
@@ -132,7 +134,7 @@ class Replayer:
         if len(samples) > 1:
             noise = [no_less_than_typical(each, noise) for each in noise]
         result.tensors = [
-            judged_native(mine, theirs, known, self.factor, cost)
+            judged_native(mine, theirs, known, self.factor, cost, probes=self.probes)
             for (mine, theirs, *_), known in zip(views, noise, strict=True)
         ]
         for index, (seen, oracle) in enumerate(zip(result.candidate_native, result.oracle, strict=True)):

@@ -19,27 +19,20 @@ import torch
 from porter.alignment.align import Progress, align
 from porter.alignment.candidate import load_candidate
 from porter.alignment.free_pass import STATE
-from porter.alignment.model_call import CannotRun
 from porter.alignment.regimes import Regime, fitted, kinds, lengths, text
 from porter.alignment.replay import CANNOT_BE_CALLED
-from porter.alignment.report import FirstDrift, Report, Skipped
+from porter.alignment.report import FirstDrift, Report
 from porter.alignment.source import rebuild_source
+from porter.alignment.sweep_account import Failure, account_of, untried
 from porter.alignment.sweep_budget import REPLAYED_LENGTH, Extent, extent_of
 from porter.alignment.sweep_outcome import Outcome
-from porter.alignment.sweep_probe import Prober, source_is_consistent
-from porter.alignment.sweep_search import Smallest, smallest
+from porter.alignment.sweep_probe import Prober, stored_dtypes
+from porter.alignment.sweep_search import smallest
 from porter.errors import PorterError
 from porter.golden.store import Golden
 
 ROWS = 3
 """Rows of the widest batch."""
-
-WIDER = 1.5
-"""Times the factor, in the sweep: it compares a hundred times as much, often single tokens whose noise is measured on
-few elements, and a legitimate kernel was seen 1.03 times over its budget at one of them."""
-
-CONSISTENT = 1e-6
-"""Relative difference, in float64, that the source may show between one prefill and its parts."""
 
 
 Judge = Callable[[Regime], "Outcome | None"]
@@ -47,19 +40,10 @@ Judge = Callable[[Regime], "Outcome | None"]
 
 @dataclass
 class SweptReport(Report):
-    """A report with what the sweep found: see `_account`. Where the golden passes and another regime fails, the report
-    is that of the smallest failing regime."""
+    """A report with what the sweep found: `account_of`. Where the golden passes and another regime fails, it is that of
+    the smallest failing regime."""
 
     sweep: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The smallest failing regime and the alignment there."""
-
-    smallest: Smallest
-    outcome: Outcome
-    report: Report
 
 
 def sweep(
@@ -89,7 +73,7 @@ def sweep(
         raise PorterError(f"{loaded.name}: --sweep runs the candidate in other regimes; give a model, not a recording")
     source = rebuild_source(golden)
     extent = extent_of(source, longest)
-    stored = {name: t.dtype for name, t in (*source.named_parameters(), *source.named_buffers())}
+    stored = stored_dtypes(source)
     report = align(
         golden,
         loaded.model,
@@ -102,13 +86,15 @@ def sweep(
         progress=progress,
     )
     tokens = text(extent.vocabulary, ROWS, extent.longest)
+    probes = len(regimes_within(extent)) * max(1, len(golden.records))
     prober = Prober(
         loaded.model,
         source,
         loaded.correspondence,
         stored,
         tokens,
-        WIDER * factor,
+        factor,
+        probes,
         torch.device(device),
         modules,
         progress or (lambda amount: None),
@@ -117,10 +103,13 @@ def sweep(
     if failure is not None and report.verdict != "drift":
         report = replace(failure.report, weights=report.weights)
     report.environment["candidate"] = dict(loaded.environment)
-    account = _account(prober, extent, failure)
-    covered = replace(report.coverage, skipped=(*report.coverage.skipped, *prober.unmeasured))
+    account = account_of(prober, extent, failure)
+    skipped = (*untried(prober), *report.coverage.skipped, *prober.unmeasured)
+    report = replace(report, coverage=replace(report.coverage, skipped=skipped))
+    if report.verdict == "aligned" and not prober.tried:
+        report = replace(report, verdict="incomparable")
     values = {each.name: getattr(report, each.name) for each in fields(Report)}
-    return SweptReport(**{**values, "coverage": covered}, sweep=account)
+    return SweptReport(**values, sweep=account)
 
 
 @dataclass(frozen=True)
@@ -132,22 +121,19 @@ class Sweep:
 
     def run(self) -> Failure | None:
         """The smallest failing regime that was found; None where all pass."""
-        everywhere = [regime for length in lengths(self.extent.longest) for regime in self.regimes(length)]
-        for judge, regimes in ((self.prober.free, everywhere), (self.prober.replayed_whole, self._ends())):
+        for judge, regimes in (
+            (self.prober.free, regimes_within(self.extent)),
+            (self.prober.replayed_whole, self._ends()),
+        ):
             suspects = (regime for regime in regimes if failing(judge)(regime))
             found = next(filter(None, map(self._located, suspects)), None)
             if found is not None:
                 return found
         return None
 
-    def regimes(self, length: int) -> list[Regime]:
-        """Every kind at that length, simplest first."""
-        found = [fitted(kind, length, self.extent.far) for kind in kinds(self.extent.far, self.extent.routed)]
-        return [regime for regime in found if regime is not None]
-
     def _ends(self) -> list[Regime]:
         """The regimes in which every module is replayed: the shortest and the longest."""
-        longest = self.regimes(min(self.extent.longest, REPLAYED_LENGTH))
+        longest = _regimes_of(self.extent, min(self.extent.longest, REPLAYED_LENGTH))
         shortest = [each.at(each.shortest) for each in longest if each.batch == 1 and each.length > each.shortest]
         return [*shortest, *(each for each in longest if each.batch == 1 or each.padding != "none")]
 
@@ -177,6 +163,17 @@ class Sweep:
         return next((judge for judge in judges if failing(judge)(regime)), None)
 
 
+def regimes_within(extent: Extent) -> list[Regime]:
+    """Everything that a sweep may try, shortest first."""
+    return [regime for length in lengths(extent.longest) for regime in _regimes_of(extent, length)]
+
+
+def _regimes_of(extent: Extent, length: int) -> list[Regime]:
+    """Every kind at that length, simplest first."""
+    found = [fitted(kind, length, extent.far) for kind in kinds(extent.far, extent.routed)]
+    return [regime for regime in found if regime is not None]
+
+
 def failing(judge: Judge) -> Callable[[Regime], bool | None]:
     """`judge` as yes or no; None where it cannot tell."""
 
@@ -194,49 +191,3 @@ def _drifting(report: Report, outcome: Outcome) -> Report:
     skipped = [each for each in report.coverage.skipped if each.module and CANNOT_BE_CALLED in each.why]
     module = outcome.module or (skipped[0].module if skipped else "")
     return replace(report, verdict="drift", first_drift=FirstDrift(module, module, 0, "output"))
-
-
-def _account(prober: Prober, extent: Extent, failure: Failure | None) -> dict[str, Any]:
-    """The report's `sweep`: what it says, the smallest failing regime and its boundary, and everything tried."""
-    longest = extent.longest
-    says = f"passes in {len(prober.tried)} regimes up to sequence length {longest}"
-    return {
-        "says": says if failure is None else failure.smallest.says(),
-        **_failed(failure),
-        "longest": longest,
-        "limited_by": extent.limit,
-        "tokens_per_expert": vars(prober.loads) if extent.routed else None,
-        "source_inconsistent": _inconsistent(prober, extent),
-        "runs": prober.runs,
-        "tried": [outcome.to_json() for outcome in prober.tried],
-        "not_tried": [{"regime": regime.to_json(), "why": why} for regime, why in prober.not_tried.items()],
-    }
-
-
-def _failed(failure: Failure | None) -> dict[str, Any]:
-    if failure is None:
-        return {"failing": None, "first_drift": None, "boundary": None, "passing": []}
-    drift, boundary = failure.report.first_drift, failure.smallest.boundary
-    return {
-        "failing": failure.outcome.to_json(),
-        "first_drift": None if drift is None else vars(drift),
-        "boundary": None if boundary is None else vars(boundary),
-        "passing": [regime.to_json() for regime in failure.smallest.passing],
-    }
-
-
-def _inconsistent(prober: Prober, extent: Extent) -> list[dict[str, Any]]:
-    """Where the source itself gives other logits than in one prefill: there it is no yardstick."""
-    found = []
-    for mode in ("decode", "chunked"):
-        regime = Regime(min(extent.longest, REPLAYED_LENGTH), mode=mode)
-        if regime.length >= regime.shortest:
-            try:
-                error = source_is_consistent(prober.source, regime, prober.tokens)
-            except CannotRun as failed:
-                why = f"sweep: {regime.says()}: the source is not compared with its own prefill: {failed}"
-                prober.unmeasured.append(Skipped("", why))
-                continue
-            if error > CONSISTENT:
-                found.append({"regime": regime.to_json(), "error": error})
-    return found

@@ -43,7 +43,8 @@ class SourceCannotRun(Exception):
 class Prober:
     """Judges regimes; `source` must hold the candidate's weights where these are in order (as `align` leaves it).
 
-    `stored` are the dtypes that the source's tensors were recorded in, by name: recordings are made in these.
+    `stored` are the dtypes that the source's tensors were recorded in, by name: recordings are made in these. `probes`
+    is how many tensors the whole sweep judges, or more.
     """
 
     model: nn.Module
@@ -52,6 +53,7 @@ class Prober:
     stored: dict[str, torch.dtype]
     tokens: Tensor
     factor: float
+    probes: int
     device: torch.device
     modules: str | None = None
     advance: Callable[[int], None] = lambda amount: None
@@ -115,6 +117,7 @@ class Prober:
             correspondence=self.correspondence,
             device=self.device,
             source=self.source,
+            probes=self.probes,
         )
         if judge == ALIGN:
             self._reports[regime] = report
@@ -138,7 +141,7 @@ class Prober:
     def _replayer(self, golden: Golden) -> Replayer:
         pairing = pair_modules(golden, module_names(self.model), self.correspondence)
         recorded = Recorded(golden, compute_dtype(self.model), self.device)
-        return Replayer(recorded, pairing, self.model, self.source, self.factor)
+        return Replayer(recorded, pairing, self.model, self.source, self.factor, probes=self.probes)
 
     def _free(self, regime: Regime, replayer: Replayer) -> Outcome:
         """Whole runs, the baselines only as far as they are needed: each can only raise the limits."""
@@ -194,6 +197,12 @@ class Prober:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def stored_dtypes(source: nn.Module) -> dict[str, torch.dtype]:
+    """The dtypes of the source's tensors by every name that they have: tied ones may be untied later."""
+    known = (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
+    return {name: tensor.dtype for name, tensor in known}
 
 
 def _replay(regime: Regime, replayer: Replayer, modules: frozenset[str]) -> Outcome:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from porter.alignment.budget import Noise, allowance, judged_native
 from porter.alignment.forcing import ForcedCall, forcing
 from porter.alignment.observation import cosine, relative, tensors
 from porter.alignment.precision_swap import exact, swapped, to_float64
@@ -185,3 +186,28 @@ def test_report_is_json_without_infinities() -> None:
     report = Report("drift", weights=[WeightRow("a", "a", math.inf, math.nan, "drift")])
     row = report.to_json()["weights"][0]
     assert row["error"] == 1e308 and row["expected"] is None
+
+
+@pytest.mark.parametrize("elements", [7, 16, 31, 64, 257])
+@pytest.mark.parametrize("rounded", [True, False], ids=["errors of rounded values", "errors of sums"])
+def test_the_largest_of_many_noise_ratios_is_allowed(elements: int, rounded: bool) -> None:
+    generator, probes = torch.Generator().manual_seed(elements), 50_000
+    errors = torch.randn(2, probes, elements, generator=generator)
+    if rounded:
+        errors *= torch.rand(2, probes, elements, generator=generator)
+    norms = errors.norm(dim=-1)
+    largest, allowed = float((norms[0] / norms[1]).max()), allowance(elements, probes)
+    assert largest <= allowed
+    assert not rounded or largest > allowed**0.5, "the bound is no wider than it must be"
+
+
+def test_many_probes_allow_more_of_small_tensors_alone() -> None:
+    def budget(elements: int, noise: float, probes: int) -> float:
+        exact = {"output": torch.ones(elements, dtype=torch.float64)}
+        (verdict,) = judged_native(exact, exact, {"output": Noise(noise, 0.0)}, 2.0, 0.0, probes=probes)
+        return verdict.budget
+
+    assert [budget(elements, 1e-3, 1) for elements in (1, 16, 10**5)] == [2e-3] * 3
+    assert budget(136, 1e-3, 100_000) == 2e-3 < budget(130, 1e-3, 100_000)
+    assert budget(16, 1e-3, 100) < budget(16, 1e-3, 10_000) < budget(8, 1e-3, 10_000)
+    assert budget(1, 1e-3, 10_000) == 1.0, "no tensor may differ by its own size"

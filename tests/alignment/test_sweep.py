@@ -15,10 +15,9 @@ from planted import bfloat16, deepseek_v3, golden_of, qwen2, randomise
 
 import porter
 from porter.alignment.align import align
-from porter.alignment.regimes import Regime, fitted, kinds, lengths, steps, text
+from porter.alignment.report_headline import headline
 from porter.alignment.sweep import SweptReport, sweep
-from porter.alignment.sweep_budget import Size, extent_of
-from porter.alignment.sweep_search import halved
+from porter.alignment.sweep_budget import Extent
 from porter.errors import PorterError
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "alignment.schema.json").read_text())
@@ -237,54 +236,27 @@ def test_recordings_and_lengths_that_do_not_exist_are_refused(dense: Any) -> Non
             sweep(golden, model, longest=longest)
 
 
-def test_budget_cuts_the_lengths() -> None:
-    model = qwen2(layers=1)
-    assert extent_of(model, None).longest == 128
-    assert extent_of(model, 77).longest == 77
-    size = Size(parameters=1000, hidden=8, layers=2, heads=4)
-    regime = Regime(10, batch=3)
-    assert size.work(regime) == 4 * 30 * (2 * 1000 + 4 * 2 * 8 * 10)
-    assert size.bytes(regime) == 4 * 30 * 2 * (20 * 8 + 4 * 10)
+def test_a_tied_model_is_swept_in_another_dtype(tmp_path: Path) -> None:
+    config = qwen2(layers=1).config
+    config.tie_word_embeddings = True
+    model: Any = randomise(type(qwen2(layers=1))(config))
+    report = swept(golden_of(model, tmp_path / "golden", new_tokens=1), bfloat16(model), 2)
+    assert report.verdict == "aligned" and not report.sweep["not_tried"]
+    assert report.sweep["says"] == "passes in 11 regimes up to sequence length 2"
 
 
-def test_every_step_holds_each_token_once_at_its_position() -> None:
-    tokens = text(50, 3, 40)
-    for kind in kinds(99, routed=True):
-        for length in (1, 2, 3, 4, 7, 40):
-            regime = fitted(kind, length, 99)
-            if regime is None:
-                assert length < kind.shortest
-                continue
-            calls = steps(regime, tokens)
-            assert sum(call["input_ids"].shape[1] for call in calls) == length
-            past = 0
-            for call in calls:
-                past += call["input_ids"].shape[1]
-                mask = call.get("attention_mask", torch.ones(regime.batch, past, dtype=torch.int64))
-                assert mask.shape == (regime.batch, past)
-                positions = call.get("position_ids")
-                if positions is not None:
-                    width = positions.shape[1]
-                    expected = regime.offset + mask.cumsum(dim=1)[:, -width:] - 1
-                    real = mask[:, -width:].bool()
-                    assert torch.equal(positions[real], expected[real]) and int(positions.max()) <= 99
-            if regime.tokens == "mixed":
-                last = (
-                    calls[-1]["attention_mask"] if "attention_mask" in calls[-1] else torch.ones(regime.batch, length)
-                )
-                row = torch.cat([call["input_ids"] for call in calls], dim=1)
-                for index in range(regime.batch):
-                    held = row[index][last[index].bool()]
-                    assert torch.equal(held, tokens[index, : held.numel()])
-                    assert index or held.numel() == length
+def test_nothing_is_aligned_that_could_not_be_swept(dense: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, golden = dense
+    source = copy.deepcopy(model)
 
+    def unlike_recorded(forward: Any, *args: Any, **kwargs: Any) -> Any:
+        if args[0].shape[1] < 8 and args[0].dtype != torch.float64:
+            raise NotImplementedError("no short sequences")
+        return forward(*args, **kwargs)
 
-def test_lengths_surround_powers_of_two() -> None:
-    assert lengths(4097)[:7] == [1, 2, 4, 63, 64, 65, 127] and lengths(4097)[-3:] == [4095, 4096, 4097]
-    assert lengths(100)[-2:] == [65, 100] and lengths(1) == [1]
-
-
-def test_halving_finds_neighbours() -> None:
-    for boundary in (2, 31, 99):
-        assert halved(1, 100, lambda n, at=boundary: n >= at) == (boundary - 1, boundary)
-        assert halved(100, 1, lambda n, at=boundary: n < at) == (boundary, boundary - 1)
+    wrap(source.model.layers[0].mlp, unlike_recorded)
+    monkeypatch.setattr("porter.alignment.sweep.rebuild_source", lambda golden: source)
+    monkeypatch.setattr("porter.alignment.sweep.extent_of", lambda *_: Extent(2, 127, 128, False, "a test"))
+    report = sweep(golden, copy.deepcopy(model), passes="weights")
+    assert report.verdict == "incomparable"
+    assert "no regime could be tried: the source cannot run it: NotImplementedError" in headline(report.to_json())[1]
