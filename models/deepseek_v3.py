@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from porter.models.family import Family, importable
+from porter.models.prediction import DEEPSEEK
 
 FAMILY = Family(
     model_type="deepseek_v3",
@@ -15,8 +16,9 @@ FAMILY = Family(
         "the cache holds latents; decode absorbs kv_b_proj into the query",
         "interleaved rope; yarn scales the softmax by mscale squared",
         "router in float32; the correction bias chooses but does not weigh",
-        "multi-token prediction layers are not ported",
+        "the multi-token prediction layer is ported beside the model, for speculative decoding",
     ),
+    prediction=DEEPSEEK,
 )
 
 

@@ -19,6 +19,8 @@ from porter.models.checkpoint_layout import checkpoint_layout
 from porter.models.config_rules import check_config
 from porter.models.loading import registered_conversions
 from porter.models.port import PortedSource, port_source, source_on_meta
+from porter.models.prediction import Prediction, PredictionNames, prediction_layers, prediction_of
+from porter.models.prediction_proof import with_prediction_layer
 from porter.models.search import correspondence_of
 
 UNLISTED = "not a family that porter knows: matched by structure alone"
@@ -28,7 +30,8 @@ UNLISTED = "not a family that porter knows: matched by structure alone"
 class Family:
     """One of the model families that porter ports.
 
-    `expected` are the rewrites that every model of the family must match; `special` says in words what sets it apart.
+    `expected` are the rewrites that every model of the family must match; `special` says in words what sets it apart;
+    `prediction` is how its checkpoints name multi-token prediction layers, where porter ports these.
     """
 
     model_type: str
@@ -36,6 +39,7 @@ class Family:
     class_name: str
     expected: tuple[str, ...]
     special: tuple[str, ...]
+    prediction: PredictionNames | None = None
 
     def port(self, config: Any, chip: str = "cpu") -> PortedSource:
         """Generate and prove the ported file for `config`. Raises PorterError naming a rewrite that did not match."""
@@ -56,6 +60,13 @@ class Family:
         """Between checkpoints on disk and the upstream class; `stored` are the names in the checkpoint at hand."""
         return checkpoint_layout(source_on_meta(config, self.module, self.class_name), stored)
 
+    def predicting(self, config: Any, source: PortedSource, stored: Collection[str] = ()) -> Prediction | None:
+        """The prediction layers of the model; None where there are none, or the checkpoint at hand leaves them out."""
+        if self.prediction is None or not prediction_layers(config):
+            return None
+        found = prediction_of(config, self.module, self.class_name, source, self.prediction, stored)
+        return found if not stored or found.stored(stored) else None
+
 
 @dataclass(frozen=True)
 class _Hold:
@@ -72,7 +83,10 @@ class _Hold:
 
 @functools.lru_cache(maxsize=16)
 def _port(family: Family, key: str, chip: str, hold: _Hold) -> PortedSource:
-    return port_source(hold.config, family.module, family.class_name, chip)
+    source = port_source(hold.config, family.module, family.class_name, chip)
+    if family.prediction is None or not prediction_layers(hold.config):
+        return source
+    return with_prediction_layer(source, hold.config)
 
 
 def importable(family: Family) -> type[Any]:

@@ -16,7 +16,8 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
 
     Linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
     gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. Ops named in `config.porter["reference_only"]` use the
-    reference by choice. Models without such a section are left as they are.
+    reference by choice. Layers in `config.porter["prediction_layers"]` are in the checkpoint beside the model, which
+    therefore does not miss them. Models without such a section are left as they are.
     """
     section = getattr(config, "porter", None) or {}
     for name, scheme in section.get("quantized", {}).items():
@@ -27,6 +28,9 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
             model.set_submodule(name, replacement)
         else:
             _quantize_experts(module, scheme)
+    beside = "|".join(str(layer) for layer in section.get("prediction_layers", ()))
+    if beside:
+        model._keys_to_ignore_on_load_unexpected = [rf"^model\.layers\.({beside})\."]  # type: ignore[assignment]
     reference_only = set(section.get("reference_only", ()))
     for site, call in op_calls(model):
         if {call.name, f"{call.name}/{call.variant}"} & reference_only:

@@ -18,6 +18,7 @@ from porter.checkpoint.reader import Checkpoint
 from porter.checkpoint.validate import check_against
 from porter.checkpoint.writer import CheckpointWriter, TensorPlan
 from porter.code_bundle import native_sources, python_files, relative_imports
+from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.integrity import CONFIG, text_digest, weight_record
 from porter.models.modelling_source import upstream_diff
@@ -73,13 +74,15 @@ def export(
     refuse_occupied(output)
     ported = port.skeleton()
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if port.reference.config.tie_word_embeddings else {}
-    plan = recipes(ported, port.correspondence, port.layout, tied, port.dtype)
+    predicting = port.prediction_state()
+    plan = recipes(ported, *_correspondences(port), tied, port.dtype, predicting)
     plan = _without_tied(plan, port)
     if weights is None:
         return _write_code_only(port, output, plan)
     checkpoint = Checkpoint.open(weights)
     ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
-    dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied)
+    copies = {} if port.prediction is None else {n: tied.get(of, of) for n, of in port.prediction.copies.items()}
+    dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied | copies)
     _refuse_other_than_floats(checkpoint, consumed(plan))
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans])
@@ -95,6 +98,14 @@ def export(
     _write_files(writer.directory, port, checkpoint.digests(), weight_record(writer), weights, reference_only)
     writer.finish()
     return dataclasses.replace(port, directory=output)
+
+
+def _correspondences(port: Port) -> tuple[Correspondence, Correspondence]:
+    """Between upstream and the port, and between the checkpoint and upstream, prediction layers among them."""
+    beside = (port.prediction.correspondence, port.prediction.layout) if port.prediction else (Correspondence(),) * 2
+    both = zip((port.correspondence, port.layout), beside, strict=True)
+    model, layout = (Correspondence((*of_model.entries, *of_layers.entries)) for of_model, of_layers in both)
+    return model, layout
 
 
 def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:
@@ -122,7 +133,7 @@ def _tensor_plans(recipe: TensorRecipe) -> tuple[TensorPlan, ...]:
 def _expected(port: Port, tied: dict[str, str]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that a checkpoint of this config must hold, from the upstream class and the disk layout."""
     upstream = source_on_meta(port.reference.config, port.family.module, port.family.class_name)
-    expected = {}
+    expected = dict(port.prediction.expected) if port.prediction is not None else {}
     entries = {entry.target: entry for entry in port.layout.entries}
     for name, tensor in upstream.state_dict().items():
         if name in tied:

@@ -48,16 +48,9 @@ def refuse_not_finite(logits: torch.Tensor, whose: str) -> None:
         )
 
 
-# The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.
-@torch.inference_mode()
-def generate(
-    model: nn.Module, input_ids: torch.Tensor, new_tokens: int, *, stop: frozenset[int] = frozenset()
-) -> Iterator[Step]:
-    """Greedy continuation of `input_ids` [batch, length] by up to `new_tokens`; the first Step is the prefill.
-
-    Ends early when every sequence has produced a token in `stop`. Raises PorterError for an empty prompt or one that
-    does not fit the model's positions, and Refusal where the prompt's logits are not finite.
-    """
+def check_prompt(model: nn.Module, input_ids: torch.Tensor, new_tokens: int) -> None:
+    """PorterError for `input_ids` [batch, length] that are empty, unknown to `model`, or too long for its positions
+    with `new_tokens` more."""
     config = model.config
     total = input_ids.shape[1] + new_tokens
     limit = getattr(config, "max_position_embeddings", None)
@@ -69,7 +62,20 @@ def generate(
             "(config.json: max_position_embeddings); ask for fewer"
         )
     check_vocabulary(input_ids, config)
-    cache = cache_for(config, total)
+
+
+# The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.
+@torch.inference_mode()
+def generate(
+    model: nn.Module, input_ids: torch.Tensor, new_tokens: int, *, stop: frozenset[int] = frozenset()
+) -> Iterator[Step]:
+    """Greedy continuation of `input_ids` [batch, length] by up to `new_tokens`; the first Step is the prefill.
+
+    Ends early when every sequence has produced a token in `stop`. Raises PorterError for an empty prompt or one that
+    does not fit the model's positions, and Refusal where the prompt's logits are not finite.
+    """
+    check_prompt(model, input_ids, new_tokens)
+    cache = cache_for(model.config, input_ids.shape[1] + new_tokens)
     decode = Decoder(model, cache, new_tokens - 1)
     greedy = OpCall("sampling", "greedy")
     finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -30,14 +31,19 @@ class TensorRecipe:
 
 
 def recipes(
-    ported: nn.Module, correspondence: Correspondence, layout: Correspondence, tied: dict[str, str], dtype: torch.dtype
+    ported: nn.Module,
+    correspondence: Correspondence,
+    layout: Correspondence,
+    tied: dict[str, str],
+    dtype: torch.dtype,
+    beside: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[TensorRecipe]:
-    """One recipe per tensor of `ported` (on the meta device), int8 weights together with their scales.
+    """One recipe per tensor of `ported` (on the meta device) and those `beside` it, int8 weights with their scales.
 
     `layout` maps upstream's parameters to those on disk; `tied` maps parameters that the checkpoint does not store to
     the ones that they equal.
     """
-    state = ported.state_dict()
+    state = {**ported.state_dict(), **beside}
     keep = tuple(getattr(ported, "_keep_in_fp32_modules_strict", None) or ())
     result = []
     for name, tensor in state.items():

@@ -1,0 +1,183 @@
+"""Greedy decoding with tokens drafted by a prediction layer and checked by the model, several in one step.
+
+The model is given its last token and the drafted ones, and chooses a token after each. Drafted tokens that it would
+have chosen are kept, and with them the one that it chooses after the last of these; the cache forgets the rest. Every
+token is thus the model's own choice: in exact arithmetic the text is that of `generate`, and drafts only save steps.
+In bfloat16, rounding in steps of several tokens may turn choices that are all but equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask
+
+from porter.errors import PorterError
+from porter.generation import check_prompt, refuse_not_finite
+from porter.kernels.dispatch import OpCall
+from porter.kv_cache import ContiguousLayer, cache_for
+
+
+@dataclass(frozen=True)
+class SpeculativeStep:
+    """The tokens [batch, n] that one step added, n of 1 to drafts + 1, and the seconds since it began.
+
+    Of the `drafted` tokens per sequence, `accepted` were kept: those that every sequence of the batch accepts.
+    """
+
+    tokens: torch.Tensor
+    seconds: float
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Drafter:
+    """Drafts tokens with a prediction layer, whose keys and values are in the layer of `cache` after the model's."""
+
+    def __init__(self, model: Any, layer: nn.Module, cache: Cache) -> None:
+        self.model, self.layer, self.cache = model, layer, cache
+        self.number = int(model.config.num_hidden_layers)
+        self._greedy = OpCall("sampling", "greedy")
+
+    def __call__(self, following: torch.Tensor, hidden_states: torch.Tensor, drafts: int) -> torch.Tensor:
+        """[batch, drafts] tokens after the last of `following`.
+
+        `hidden_states` [batch, length, hidden] are the model's for the tokens before `following` [batch, length]; they
+        come after those of the last call. From the second draft on, the layer is given its own output instead.
+        """
+        states: Any = self.cache.layers[self.number]
+        known = states.get_seq_length() + following.shape[1]
+        drafted: list[torch.Tensor] = []
+        for _ in range(drafts):
+            hidden_states = self._predict(following, hidden_states)[:, -1:]
+            following = self._greedy(self.model.get_output_embeddings()(hidden_states[:, 0]))[:, None]
+            drafted.append(following)
+        states.crop(states.get_seq_length() - known)
+        return torch.cat(drafted, dim=1)
+
+    def _predict(self, following: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        embedded = self.model.get_input_embeddings()(following)
+        # Numbered as the tokens are, of which the first has no state before it.
+        first = int(self.cache.get_seq_length(self.number)) + 1
+        positions = torch.arange(first, first + following.shape[1])[None]
+        mask = create_causal_mask(
+            config=self.model.config,
+            inputs_embeds=embedded,
+            attention_mask=None,
+            cache=self.cache,
+            position_ids=positions,
+            layer_idx=self.number,
+        )
+        return self.layer(  # type: ignore[no-any-return]
+            embedded,
+            hidden_states,
+            position_embeddings=self.model.base_model.rotary_emb(embedded, positions),
+            attention_mask=mask,
+            position_ids=positions,
+            cache=self.cache,
+            use_cache=True,
+        )
+
+
+def speculative_cache(config: Any, max_length: int) -> Cache:
+    """A cache for `max_length` tokens of the model and its prediction layer, which can forget its last tokens.
+
+    Raises PorterError where a layer of the model keeps a state that cannot go back.
+    """
+    layers: list[Any] = list(cache_for(config, max_length).layers)
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, ContiguousLayer):
+            raise PorterError(
+                f"layer {index} keeps a recurrent state, which cannot forget tokens that were drafted in vain: "
+                "this model is not decoded speculatively"
+            )
+    return Cache(layers=[*layers, ContiguousLayer(max_length)])
+
+
+@torch.inference_mode()
+def generate_speculatively(
+    model: Any,
+    layer: nn.Module,
+    input_ids: torch.Tensor,
+    new_tokens: int,
+    *,
+    drafts: int = 1,
+    stop: frozenset[int] = frozenset(),
+) -> Iterator[SpeculativeStep]:
+    """As `generate`, with up to `drafts` tokens a step drafted by prediction layer `layer`; the first step is the
+    prefill.
+
+    Raises as `generate` does, and PorterError for models whose cache cannot go back.
+    """
+    check_prompt(model, input_ids, new_tokens)
+    if drafts < 1:
+        raise PorterError(f"{drafts} drafted tokens a step; give at least 1")
+    cache = speculative_cache(model.config, input_ids.shape[1] + new_tokens)
+    steps = _Steps(model, cache, Drafter(model, layer, cache), input_ids)
+    finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)
+    left = new_tokens
+    while left:
+        step = steps.next(min(drafts, left - 1))
+        kept = 0
+        for column in step.tokens.unbind(1):
+            kept += 1
+            finished |= torch.tensor([int(token) in stop for token in column])
+            if bool(finished.all()):
+                break
+        left -= kept
+        yield SpeculativeStep(step.tokens[:, :kept], step.seconds, step.drafted, min(step.accepted, kept))
+        if bool(finished.all()):
+            return
+
+
+class _Steps:
+    """What one step hands to the next: the tokens that were not given to the model or the drafter yet."""
+
+    def __init__(self, model: Any, cache: Cache, drafter: Drafter, input_ids: torch.Tensor) -> None:
+        self.model, self.cache, self.drafter = model, cache, drafter
+        self.greedy = OpCall("sampling", "greedy")
+        self.given = input_ids
+        self.hidden_states: torch.Tensor | None = None
+        self.following = input_ids[:, 1:]
+
+    def next(self, drafts: int) -> SpeculativeStep:
+        """The prefill at first, then a step on the last token and `drafts` drafted ones (0 for none)."""
+        start = time.perf_counter()
+        if self.hidden_states is None:
+            return self._prefill(start)
+        nothing = self.given[:, :0]
+        drafted = self.drafter(self.following, self.hidden_states, drafts) if drafts else nothing
+        hidden_states = self._forward(torch.cat((self.given, drafted), dim=1))
+        logits = self.model.get_output_embeddings()(hidden_states)
+        chosen = self.greedy(logits.flatten(0, 1)).view(logits.shape[:2])
+        agree = (chosen[:, :drafts] == drafted).long().cumprod(dim=1).sum(dim=1)
+        accepted = int(agree.min())
+        self._forget(drafts - accepted)
+        tokens = chosen[:, : accepted + 1]
+        self.given, self.following = tokens[:, -1:], tokens
+        self.hidden_states = hidden_states[:, : accepted + 1]
+        return SpeculativeStep(tokens, time.perf_counter() - start, drafts, accepted)
+
+    def _prefill(self, start: float) -> SpeculativeStep:
+        self.hidden_states = self._forward(self.given)
+        logits = self.model.get_output_embeddings()(self.hidden_states[:, -1])
+        tokens = self.greedy(logits)[:, None]
+        seconds = time.perf_counter() - start
+        refuse_not_finite(logits, "the model")
+        self.given, self.following = tokens, torch.cat((self.following, tokens), dim=1)
+        return SpeculativeStep(tokens, seconds)
+
+    def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        output = self.model.base_model(tokens, cache=self.cache, use_cache=True)
+        return output.last_hidden_state  # type: ignore[no-any-return]
+
+    def _forget(self, tokens: int) -> None:
+        layers: list[Any] = list(self.cache.layers[: self.drafter.number])
+        for layer in layers:
+            layer.crop(tokens)
