@@ -17,8 +17,14 @@ from porter.golden.file_digest import FOLDER, file_digest
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files read whole so far; the cache is a folder of the test's own."""
     monkeypatch.setenv("PORTER_CACHE", str(tmp_path / "cache"))
-    read, hashed = [], module.hashed
-    monkeypatch.setattr(module, "hashed", lambda path: read.append(path) or hashed(path))
+    read: list[Path] = []
+    hashed = module.hashed
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return hashed(path)
+
+    monkeypatch.setattr(module, "hashed", counted)
     return read
 
 

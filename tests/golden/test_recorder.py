@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recorded_calls import recorded
 from torch import Tensor, nn
 
 from porter.errors import PorterError
-from porter.golden.node import tensor_nodes
 from porter.golden.recorder import recording
 from porter.golden.store import Golden
 from porter.golden.unseen import NEVER_SEEN
@@ -23,18 +22,6 @@ TOKENS = torch.tensor([[5, 1, 7, 2, 11]])
 
 def _hook_count(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-
-
-def _record(model: nn.Module, path: Path, *calls: tuple[Any, ...], **settings: Any) -> Golden:
-    with torch.no_grad(), recording(model, path, **settings):
-        for arguments in calls:
-            model(*arguments)
-    return Golden.open(path)
-
-
-def _only(golden: Golden, module: str, call: int = 0, step: int = 0) -> Any:
-    (record,) = [r for r in golden.records if (r.module, r.call, r.step) == (module, call, step)]
-    return golden.value(record.inputs), golden.value(record.outputs)
 
 
 @pytest.mark.parametrize("detail", ["full", "sketch", "stats"])
@@ -54,7 +41,7 @@ def test_logits_are_bit_equal_with_and_without_hooks(
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
 def test_every_module_and_replay_from_the_golden(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     model = request.getfixturevalue(family)()
-    golden = _record(model, tmp_path / "golden", (TOKENS,))
+    golden = recorded(model, tmp_path / "golden", (TOKENS,))
     called = {record.module for record in golden.records}
     missed = {entry["module"] for entry in golden.manifest["missed"]}
     callable_modules = {n for n, m in model.named_modules() if not isinstance(m, nn.ModuleList)}
@@ -78,68 +65,9 @@ def _flat(value: Any) -> list[Tensor]:
 
 
 def test_children_come_before_their_parent(qwen3: Build, tmp_path: Path) -> None:
-    names = [record.module for record in _record(qwen3(), tmp_path / "golden", (TOKENS,)).records]
+    names = [record.module for record in recorded(qwen3(), tmp_path / "golden", (TOKENS,)).records]
     assert names.index("model.layers.0.self_attn.q_proj") < names.index("model.layers.0.self_attn")
     assert names.index("model.layers.0") < names.index("model.layers.1.input_layernorm")
-
-
-class InPlace(nn.Module):
-    """Changes its argument, as fused add-norm kernels do; ``quietly`` without torch noticing."""
-
-    def __init__(self, quietly: bool) -> None:
-        super().__init__()
-        self.quietly = quietly
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        (hidden.data if self.quietly else hidden).mul_(2)
-        return hidden
-
-
-class Chain(nn.Module):
-    def __init__(self, quietly: bool) -> None:
-        super().__init__()
-        self.first, self.second = InPlace(quietly), InPlace(quietly)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.second(self.first(hidden))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("quietly", [False, True])
-def test_tensors_changed_in_place(quietly: bool, inference: bool, tmp_path: Path) -> None:
-    model = Chain(quietly)
-    with torch.inference_mode(inference), recording(model, tmp_path / "golden"):
-        model(torch.arange(1.0, 101.0))
-    golden = Golden.open(tmp_path / "golden")
-    ones = torch.arange(1.0, 101.0)
-    for module, (before, after) in {"": (1, 4), "first": (1, 2), "second": (2, 4)}.items():
-        inputs, outputs = _only(golden, module)
-        assert torch.equal(inputs["args"][0], before * ones), module
-        assert torch.equal(outputs, after * ones), module
-
-
-class OneElement(nn.Module):
-    def __init__(self, quietly: bool) -> None:
-        super().__init__()
-        self.quietly = quietly
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        (hidden.data if self.quietly else hidden)[37] = -1
-        return hidden
-
-
-@pytest.mark.parametrize("quietly", [False, True])
-def test_one_element_changed_in_place(quietly: bool, tmp_path: Path) -> None:
-    golden = _record(nn.Sequential(OneElement(quietly)), tmp_path / "golden", (torch.arange(1000.0),))
-    inputs, outputs = _only(golden, "0")
-    assert inputs["args"][0][37] == 37 and outputs[37] == -1
-
-
-def test_same_content_is_stored_once(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Identity(), nn.Identity(), nn.ReLU())
-    golden = _record(model, tmp_path / "golden", (torch.ones(100, 100),))
-    assert len({node["tensor"] for r in golden.records for node in tensor_nodes(r.outputs)}) == 1
-    assert (tmp_path / "golden" / "tensors.bin").stat().st_size == 40_000
 
 
 class Twice(nn.Module):
@@ -154,86 +82,13 @@ class Twice(nn.Module):
 
 
 def test_calls_steps_aliases_and_modules_never_called(tmp_path: Path) -> None:
-    golden = _record(Twice(), tmp_path / "golden", (torch.ones(1, 3),), (torch.zeros(1, 3),))
+    golden = recorded(Twice(), tmp_path / "golden", (torch.ones(1, 3),), (torch.zeros(1, 3),))
     assert [(r.step, r.call, r.module) for r in golden.records] == [
         (0, 0, "inner"), (0, 1, "inner"), (0, 0, ""), (1, 0, "inner"), (1, 1, "inner"), (1, 0, ""),
     ]  # fmt: skip
     assert golden.manifest["missed"] == [{"module": "unused", "why": NEVER_SEEN}]
     assert golden.manifest["shared"] == {"alias": "inner"}
     assert (golden.steps, [batch.first_step for batch in golden.batches]) == (2, [0, 1])
-
-
-@dataclass
-class Result:
-    hidden: Tensor
-    extra: dict[str, Any]
-
-
-class Odd(nn.Module):
-    """Every kind of argument and result."""
-
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        return Result(torch.ones(2), {"args": arguments, "keywords": keywords})
-
-
-def test_every_kind_of_value(tmp_path: Path) -> None:
-    def function() -> None: ...
-
-    arguments: tuple[Any, ...] = (
-        None, True, 3, float("inf"), -0.5, "text", torch.bfloat16, torch.device("cpu"), [1, (torch.tensor(7),)],
-        {"a": torch.empty(0, 3)}, torch.randn(2, 3).to_sparse(), torch.empty(2, device="meta"),
-        torch.tensor([1 + 2j]).conj(), torch.randn(4).to(torch.float8_e4m3fn), torch.tensor([True, False]),
-    )  # fmt: skip
-    model = Odd()
-    with recording(model, tmp_path / "golden"):
-        model(*arguments, key=torch.tensor(1.5, dtype=torch.float64), what=function)
-    golden = Golden.open(tmp_path / "golden")
-    (record,) = golden.records
-    nodes = record.inputs["dict"]["args"]["list"]
-    values = [None if "opaque" in node else golden.value(node) for node in nodes]
-    assert values[:8] == list(arguments[:8])
-    assert values[8][0] == 1 and torch.equal(values[8][1][0], torch.tensor(7))
-    assert values[9]["a"].shape == (0, 3)
-    assert [place for place, node in enumerate(nodes) if "opaque" in node] == [10, 11]
-    assert values[12].item() == 1 - 2j
-    for place in (13, 14):
-        assert values[place].dtype == arguments[place].dtype
-        assert torch.equal(values[place].view(torch.uint8), arguments[place].view(torch.uint8))
-    with pytest.raises(PorterError, match=r"no value for a builtins\.function"):
-        golden.value(record.inputs["dict"]["kwargs"])
-    assert golden.value(record.inputs["dict"]["kwargs"]["dict"]["key"]).item() == 1.5
-    assert torch.equal(golden.value(record.outputs["dict"]["hidden"]), torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(3, 5).T,
-        torch.randn(2, 4, 3, 5).transpose(1, 2),
-        torch.randn(4, 1).expand(4, 6),
-        torch.randn(2, 9, 4)[:, :5],
-        torch.randn(7)[::2],
-        torch.randn(10).as_strided((4, 4), (2, 1)),
-        torch.randn(()),
-        torch.randn(1, 7, 1),
-    ],
-)
-def test_strides_are_restored(tensor: Tensor, tmp_path: Path) -> None:
-    golden = _record(nn.Identity(), tmp_path / "golden", (tensor,))
-    value = golden.value(golden.records[-1].outputs)
-    assert torch.equal(value, tensor)
-    overlapping = tensor.shape == (4, 4)
-    assert overlapping or value.stride() == tensor.stride()
-
-
-def test_model_outputs_and_caches_come_back_as_such(qwen3: Build, tmp_path: Path) -> None:
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    golden = _record(qwen3(), tmp_path / "golden", (TOKENS,))
-    output = golden.value(golden.records[-1].outputs, cache="the cache")
-    assert isinstance(output, CausalLMOutputWithPast) and output.cache == "the cache"
-    assert output.logits.shape == (1, 5, 61)
-    assert golden.generated == [[int(output.logits[0, -1].argmax())]]
 
 
 class Fails(nn.Module):
@@ -262,7 +117,7 @@ def test_exceptions_remove_the_hooks_and_leave_an_incomplete_golden(tmp_path: Pa
 
 
 def test_exception_caught_inside_the_model(tmp_path: Path) -> None:
-    golden = _record(Fails(), tmp_path / "golden", (torch.ones(1, 2), True))
+    golden = recorded(Fails(), tmp_path / "golden", (torch.ones(1, 2), True))
     assert golden.complete and [record.module for record in golden.records] == ["good", ""]
     assert golden.value(golden.records[1].inputs)["args"][0].shape == (1, 2) and golden.records[1].call == 0
     assert golden.value(golden.records[1].inputs)["args"][1] is True
@@ -272,7 +127,7 @@ def test_exception_caught_inside_the_model(tmp_path: Path) -> None:
 def test_script_and_compiled_modules_are_named(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.ReLU()), nn.Sequential(nn.Linear(2, 2)))
     model[2] = torch.compile(model[2], backend="eager")
-    golden = _record(model, tmp_path / "golden", (torch.ones(1, 2),))
+    golden = recorded(model, tmp_path / "golden", (torch.ones(1, 2),))
     why = {entry["module"]: entry["why"] for entry in golden.manifest["missed"]}
     assert set(why) == {"1", "2.0"} and "2" in {record.module for record in golden.records}
     assert "ScriptModule" in why["1"] and why["2.0"].startswith("inside 2, which is compiled")
@@ -283,7 +138,7 @@ def test_script_and_compiled_modules_are_named(tmp_path: Path) -> None:
 
 
 def test_module_pattern(qwen3: Build, tmp_path: Path) -> None:
-    golden = _record(qwen3(), tmp_path / "golden", (TOKENS,), modules=r"layers\.1\.mlp")
+    golden = recorded(qwen3(), tmp_path / "golden", (TOKENS,), modules=r"layers\.1\.mlp")
     assert {record.module for record in golden.records} == {
         "", *(f"model.layers.1.mlp{part}" for part in ("", ".gate_proj", ".up_proj", ".down_proj", ".act_fn"))
     }  # fmt: skip
@@ -300,7 +155,7 @@ def test_submodules_called_without_the_root(qwen3: Build, tmp_path: Path) -> Non
 
 def test_refusals(qwen3: Build, tmp_path: Path) -> None:
     model = qwen3()
-    _record(model, tmp_path / "golden", (TOKENS,))
+    recorded(model, tmp_path / "golden", (TOKENS,))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")

@@ -139,7 +139,7 @@ def test_changed_bytes_are_found_when_read(detail: str, qwen3: Build, tmp_path: 
 
 def test_a_long_step_is_written_in_parts(qwen3: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = capture(qwen3(), [[1, 2, 3]], tmp_path / "whole")
-    monkeypatch.setattr("porter.golden.recorder._MOST_PENDING", 7)
+    monkeypatch.setattr("porter.golden.module_hooks._MOST_PENDING", 7)
     parts = capture(qwen3(), [[1, 2, 3]], tmp_path / "parts")
     assert parts.records == whole.records
     assert (tmp_path / "parts" / "tensors.jsonl").read_bytes() == (tmp_path / "whole" / "tensors.jsonl").read_bytes()
