@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from fused_layers import differences, fused_ranks
 from parallel_ranks import record_ranks
-from torch import Tensor, nn
 
 import porter
 from porter.cli.app import run
 from porter.errors import PorterError
-from porter.golden.shard_layout import read_layout, rules_of
-from porter.golden.shard_sum import combined, copies_of
 from porter.golden.shards import gather
 from porter.golden.store import Golden
 
@@ -74,28 +72,6 @@ def wholes(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     }
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for child in children for tensor in _tensors(child)]
-
-
-def _worst(gathered: Golden, whole: Golden) -> dict[str, float]:
-    """The largest difference per module, inputs and outputs, over all calls."""
-    found: dict[str, float] = {}
-    missed = {entry["module"] for entry in gathered.manifest["missed"]}
-    kept = [record for record in whole.records if record.module not in missed]
-    for mine, theirs in zip(gathered.records, kept, strict=True):
-        assert (mine.module, mine.step, mine.call) == (theirs.module, theirs.step, theirs.call)
-        for node, other in ((mine.inputs, theirs.inputs), (mine.outputs, theirs.outputs)):
-            for a, b in zip(_tensors(gathered.value(node)), _tensors(whole.value(other)), strict=True):
-                assert a.shape == b.shape and a.dtype == b.dtype, mine.module
-                far = float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
-                found[mine.module] = max(found.get(mine.module, 0.0), far)
-    return found
-
-
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sums", [_inside, _around])
 @pytest.mark.parametrize("family", ["qwen3", "deepseek"])
@@ -106,7 +82,7 @@ def test_gathered_is_the_whole(
     gathered = gather(ranks, tmp_path / "gathered")
     assert gathered.manifest["gathered"]["unequal"] == []
     assert gathered.generated == wholes[family].generated and gathered.manifest["tokens"] == TOKENS.tolist()
-    worst = _worst(gathered, wholes[family])
+    worst = differences(gathered, wholes[family])
     # The order of summation differs; a lost part or a permuted head is an error of the order of one.
     assert max(worst.values()) < 1e-4, max(worst, key=lambda name: worst[name])
 
@@ -181,86 +157,9 @@ def test_a_wrong_copy_of_a_head_is_named(checkpoints: dict[str, Path], tmp_path:
     assert record.outputs["shape"][-1] == 16
 
 
-class _Fused(nn.Module):
-    """One rank of a layer with fused query, key and value rows, or with heads that are dealt out in turn."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.qkv_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        self.qkv_proj.weight = nn.Parameter(weight)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.qkv_proj(hidden)
-        return found
-
-
-def _fused(weights: list[Tensor], folder: Path) -> list[Golden]:
-    hidden = torch.randn(2, 3, weights[0].shape[1], generator=torch.Generator().manual_seed(1))
-    paths = []
-    for rank, weight in enumerate(weights):
-        model = _Fused(weight)
-        with porter.recording(model, folder / f"rank{rank}"), torch.no_grad():
-            model(hidden)
-        paths.append(Golden.open(folder / f"rank{rank}"))
-    return paths
-
-
-@pytest.mark.parametrize(
-    ("way", "dealt"),
-    [
-        (
-            {"parts": [2, 1, 1]},
-            lambda w: [
-                torch.cat(rows) for rows in zip(w[:16].chunk(2), w[16:24].chunk(2), w[24:].chunk(2), strict=True)
-            ],
-        ),
-        ({"interleave": 4}, lambda w: [w.view(4, 2, 4, 7)[:, rank].reshape(16, 7) for rank in range(2)]),
-        ({"concat": -1}, lambda w: list(w.chunk(2))),
-    ],
-)
-def test_layouts(tmp_path: Path, way: Any, dealt: Callable[[Tensor], list[Tensor]]) -> None:
-    weight = torch.randn(32, 7, generator=torch.Generator().manual_seed(0))
-    layout = tmp_path / "layout.json"
-    layout.write_text(json.dumps([{"module": "qkv_proj$|^$", "output": way}]))
-    ranks = _fused([part.contiguous() for part in dealt(weight)], tmp_path)
-    gathered = gather(ranks, tmp_path / "g", read_layout(layout))
-    whole = _fused([weight], tmp_path / "whole")[0]
-    assert max(_worst(gathered, whole).values()) < 1e-6
-
-
-def test_experts_numbered_from_zero_on_each_rank(tmp_path: Path) -> None:
-    class Block(nn.Module):
-        def __init__(self, first: int) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(2))
-            for number, expert in enumerate(self.experts):
-                nn.init.constant_(expert.weight, first + number)
-
-        def forward(self, hidden: Tensor) -> Tensor:
-            return torch.stack([expert(hidden) for expert in self.experts]).sum(0)
-
-    goldens = []
-    for rank in range(2):
-        with porter.recording(block := Block(2 * rank), tmp_path / f"rank{rank}"), torch.no_grad():
-            block(torch.ones(1, 3))
-        goldens.append(Golden.open(tmp_path / f"rank{rank}"))
-    layout = [{"module": r"experts\.\d+", "experts": "local"}, {"module": "^$", "output": "sum"}]
-    gathered = gather(goldens, tmp_path / "g", rules_of(layout))
-    outputs = {record.module: gathered.value(record.outputs)[0, 0].item() for record in gathered.records}
-    assert outputs == {"experts.0": 0.0, "experts.1": 3.0, "experts.2": 6.0, "experts.3": 9.0, "": 18.0}
-    assert [record.module for record in gathered.records][-1] == "", "a module comes after those within it"
-
-
-def test_sums_are_rounded_once() -> None:
-    parts = [torch.tensor([256.0]), torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([-256.0])]
-    assert combined([part.to(torch.bfloat16) for part in parts], "sum").tolist() == [2.0]
-    assert copies_of([["a"], ["a"], ["b"], ["b"]]) == 2 and copies_of([["a"], ["a"]]) == 2
-    assert copies_of([["a"], ["b"], ["c"], ["d"]]) == 1 and copies_of([[], []]) == 1
-
-
 def test_ranks_that_do_not_belong_together(wholes: dict[str, Golden], tmp_path: Path) -> None:
     weight = torch.randn(32, 7)
-    first, second = _fused([weight, weight[:5]], tmp_path)
+    first, second = fused_ranks([weight, weight[:5]], tmp_path)
     with pytest.raises(PorterError, match="two ranks or more"):
         gather([first], tmp_path / "g")
     with pytest.raises(PorterError, match=r"qkv_proj: output tensors are \[2, 3, 32\], \[2, 3, 5\] on the ranks"):
@@ -277,30 +176,12 @@ def test_a_recording_knows_its_rank(tmp_path: Path) -> None:
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        golden = _fused([torch.ones(4, 2)], tmp_path)[0]
+        golden = fused_ranks([torch.ones(4, 2)], tmp_path)[0]
     finally:
         distributed.destroy_process_group()
     assert (golden.manifest["rank"], golden.manifest["world_size"]) == (0, 1)
     with pytest.raises(PorterError, match="recorded by one of 1 ranks"):
         gather([golden, golden], tmp_path / "g")
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"output": "sum"}, "entry 0: expected an object with a regular expression"),
-        ({"module": "("}, "no regular expression"),
-        ({"module": "a", "outputs": "sum"}, "`outputs` is no field"),
-        ({"module": "a", "output": "added"}, "output is 'added'"),
-        ({"module": "a", "inputs": {"concat": "last"}}, "inputs is"),
-        ({"module": "a", "output": {"parts": []}}, "output is"),
-        ({"module": "a", "output": []}, "empty list"),
-        ({"module": "a", "experts": "global"}, "the only word is local"),
-    ],
-)
-def test_layout_errors(entry: Any, message: str) -> None:
-    with pytest.raises(PorterError, match=message):
-        rules_of([entry])
 
 
 def test_command(checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
