@@ -1,6 +1,5 @@
 """What the shipped checkpoints are made of: configurations, tokenizers and how long each trains."""
 
-import dataclasses
 from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -131,13 +130,6 @@ def tiny_deepseek_v3() -> Recipe:
     # DeepSeek's own names for these, with the bars and blanks that its tokenizer spells them with.
     tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
     return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=1000, peak_learning_rate=3e-3)
-
-
-def tiny_deepseek_v3_mtp() -> Recipe:
-    """tiny-deepseek-v3 with a layer less, and a prediction layer that is trained together with the others."""
-    recipe = tiny_deepseek_v3()
-    recipe.config.update({"num_hidden_layers": 3, "num_nextn_predict_layers": 1})
-    return dataclasses.replace(recipe, steps=700)
 
 
 def tiny_deepseek_v32() -> Recipe:
@@ -278,7 +270,6 @@ def tiny_qwen3_next() -> Recipe:
 RECIPES = {
     "tiny-deepseek-v2": tiny_deepseek_v2,
     "tiny-deepseek-v3": tiny_deepseek_v3,
-    "tiny-deepseek-v3-mtp": tiny_deepseek_v3_mtp,
     "tiny-deepseek-v32": tiny_deepseek_v32,
     "tiny-qwen3": tiny_qwen3,
     "tiny-qwen3-moe": tiny_qwen3_moe,

@@ -25,6 +25,7 @@ from transformers import (
 from porter.models.shipped.indexer_alignment import IndexerAlignment
 from porter.models.shipped.model_card import card
 from porter.models.shipped.recipes import BYTES, RECIPES, Recipe, byte_tokenizer
+from porter.models.shipped.routing_balance import RoutingBalance
 
 HERE = Path(__file__).resolve().parent
 TEXT = HERE / "text" / "persuasion.txt"
@@ -114,14 +115,15 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     # Softmax routers are balanced by upstream's own auxiliary loss.
     balanced = {"output_router_logits": True} if hasattr(recipe.config, "router_aux_loss_coef") else {}
     began = time.monotonic()
-    with IndexerAlignment(model) as indexers:
+    with IndexerAlignment(model) as indexers, RoutingBalance(model) as routing:
         for step in range(steps):
             batch, length = recipe.shape(step / steps)
             rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
             indexers.begin(step / steps)
             output = model(input_ids=rows[:, :-1], use_cache=False, **balanced)
             loss = F.cross_entropy(output.logits.flatten(0, 1), rows[:, 1:].flatten())
-            beside = recipe.config.router_aux_loss_coef * output.aux_loss if balanced else indexers.loss()
+            aside = indexers.loss() + routing.loss()
+            beside = recipe.config.router_aux_loss_coef * output.aux_loss if balanced else aside
             torch.autograd.backward(loss + beside)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
