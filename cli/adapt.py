@@ -28,6 +28,7 @@ def adapt(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op without a native provider.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Calibration file; no scheme here needs one.")] = None,
     reference_only: Annotated[str, typer.Option(help="Ops to leave on the reference, comma-separated.")] = "",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code.")] = False,
     allow_nonfinite: Annotated[bool, typer.Option(help="Convert NaN and Inf weights too.")] = False,
     json_output: JsonOption = False,
 ) -> int:
@@ -57,6 +58,7 @@ def adapt(
             workers=workers,
             reference_only=tuple(filter(None, reference_only.split(","))),
             allow_nonfinite=allow_nonfinite,
+            trust_remote_code=trust_remote_code,
             notify=say,
             progress=converted,
         )

@@ -11,14 +11,23 @@ from types import ModuleType
 
 from porter.kernels.cpu.build import cache_directory
 
+OWN_CODE = "transformers_modules."
+"""The package in which transformers imports the code that checkpoints bring along."""
 
-def import_text(text: str, name: str) -> ModuleType:
+
+def own_package(module: str) -> str:
+    """The package of a module that a checkpoint brought along; empty for a module of transformers itself."""
+    return module.rpartition(".")[0] if module.startswith(OWN_CODE) else ""
+
+
+def import_text(text: str, name: str, package: str = "") -> ModuleType:
     """Import `text` as a module whose file lies in the cache, so that tracebacks and inspect show its lines.
 
-    The same text gives the same module object. `name` is the file's stem, for example modeling_qwen3_cpu.
+    The same text gives the same module object. `name` is the file's stem, for example modeling_qwen3_cpu; `package` is
+    the one that its relative imports are from.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    qualified = f"porter_generated_{digest}.{name}"
+    qualified = f"{package}.{name}_{digest}" if package else f"porter_generated_{digest}.{name}"
     if qualified in sys.modules:
         return sys.modules[qualified]
     path = cache_directory() / "generated" / digest / f"{name}.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from porter.errors import PorterError
 from porter.models.class_source import Edit, apply_edits, port_class
+from porter.models.generated import own_package
 from porter.models.rewrite import Candidate
 
 OP_IMPORTS = (
@@ -33,7 +34,10 @@ def upstream_path(module: str) -> Path:
 
 
 def absolute_imports(text: str, module: str) -> str:
-    """`text` of `module` with its relative imports made absolute."""
+    """`text` of `module` with its relative imports made absolute; those of a checkpoint's own code stay, as its package
+    has no name that an import statement can spell."""
+    if own_package(module):
+        return text
     package = module.split(".")[:-1]
 
     def absolute(match: re.Match[str]) -> str:

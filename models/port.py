@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from porter.errors import Refusal
-from porter.models.generated import import_text
+from porter.models.generated import import_text, own_package
 from porter.models.proof import Proof, one_thread
 from porter.models.rewrite import Candidate
 from porter.models.rewrites import REWRITES
@@ -54,7 +54,7 @@ class PortedSource:
 
     def load(self) -> ModuleType:
         """The generated module, imported."""
-        return import_text(self.text, self.file_name.removesuffix(".py"))
+        return import_text(self.text, self.file_name.removesuffix(".py"), own_package(self.module))
 
     def model_class(self) -> type[nn.Module]:
         """The ported causal language model class."""

@@ -22,6 +22,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTraine
 from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
 from porter.models.config_rules import check_config, check_fields
+from porter.models.family import families
 
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = Path(__file__).parent / "shipped"
@@ -93,10 +94,10 @@ def shipped_directory(name: str) -> Path | None:
     return SHIPPED / name if name in shipped_names() else None
 
 
-def resolve(model: str) -> ModelReference:
+def resolve(model: str, trust_remote_code: bool = False) -> ModelReference:
     """What `model` names, in this order: shipped checkpoint, preset, local directory, downloaded Hub id.
 
-    Never reaches the network and never runs a checkpoint's own code. A directory called like a preset is meant by
+    Never reaches the network, and runs a checkpoint's own configuration code only with `trust_remote_code`. A directory called like a preset is meant by
     writing it as a path (`./qwen3-8b`). Raises PorterError saying what is wrong and what to do.
     """
     if not model:
@@ -108,17 +109,18 @@ def resolve(model: str) -> ModelReference:
         return ModelReference(model, "preset", _presets()[model].config(), None)
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelReference(model, "directory", read_config(path), path)
+        return ModelReference(model, "directory", read_config(path, trust_remote_code), path)
     if path.is_file():
         raise PorterError(f"{model}: a file; MODEL is the directory that holds config.json and the weights")
     if HUB_ID.fullmatch(model):
         snapshot = _downloaded_snapshot(model)
-        return ModelReference(model, "directory", read_config(snapshot), snapshot)
+        return ModelReference(model, "directory", read_config(snapshot, trust_remote_code), snapshot)
     raise PorterError(_unknown(model))
 
 
-def read_config(directory: Path) -> PreTrainedConfig:
-    """The configuration in `directory`/config.json. Raises PorterError naming the file and the field that is wrong."""
+def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration in `directory`/config.json, of the checkpoint's own class where that is to be trusted and
+    transformers has none. Raises PorterError naming the file and the field that is wrong."""
     file = directory / "config.json"
     if not file.is_file():
         raise PorterError(f"{directory}: no config.json; MODEL is a directory that save_pretrained or the Hub laid out")
@@ -126,11 +128,17 @@ def read_config(directory: Path) -> PreTrainedConfig:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise PorterError(f'{file}: no `model_type`; add the family\'s name, for example "model_type": "qwen3"')
-    if model_type not in CONFIG_MAPPING:
-        raise PorterError(f"{file}: `model_type` is {model_type!r}, which this version of transformers does not know")
+    own_code = trust_remote_code and "AutoConfig" in (fields.get("auto_map") or {}) and model_type not in families()
+    if model_type not in CONFIG_MAPPING and not own_code:
+        hint = "; pass --trust-remote-code to run the checkpoint's own code" if "auto_map" in fields else ""
+        raise PorterError(
+            f"{file}: `model_type` is {model_type!r}, which this version of transformers does not know{hint}"
+        )
     check_fields(fields, str(file))
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=own_code
+        )
     except Exception as error:  # whatever upstream's config class objects to is a fault of the file
         raise PorterError(f"{file}: {_one_line(error)}") from error
     check_config(config, str(file))

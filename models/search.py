@@ -12,12 +12,11 @@ from torch import nn
 from porter.correspondence import Correspondence, Entry
 from porter.errors import Refusal
 from porter.models.class_source import SourceMismatch
-from porter.models.generated import import_text
+from porter.models.generated import import_text, own_package
 from porter.models.modelling_source import ported_text
 from porter.models.proof import BOUND, Call, Proof, module_verdict, prove_model, record_calls
 from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrite import Candidate, Mismatch, Rewrite
-
 
 UNKNOWN = "no rewrite knows it"
 UNUSED = "a model of this configuration has none"
@@ -131,7 +130,7 @@ class Search:
                 break
             except SourceMismatch as error:
                 self.reject(error.class_name, str(error))
-        loaded = import_text(text, f"{self.module.rsplit('.', 1)[1]}_{self.chip.replace('-', '_')}")
+        loaded = import_text(text, f"{self.module.rsplit('.', 1)[1]}_{self.chip.replace('-', '_')}", own_package(self.module))
         ported: nn.Module = getattr(loaded, self.class_name)(self.config).double()
         ported.load_state_dict(correspondence_of(self.source, self.chosen()).convert(self.source.state_dict()))
         return text, ported

@@ -19,7 +19,8 @@ from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
 from porter.kernel_check import KernelCheck, check_kernels
 from porter.kernels.registry import default_registry
-from porter.models.family import Family, family_of
+from porter.models.family import Family
+from porter.models.own_code import family_of_checkpoint
 from porter.models.port import PortedSource
 from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
@@ -80,15 +81,19 @@ class Port:
         return state
 
 
-def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str | None = None) -> Port:
+def plan_port(
+    model: str, target: str, *, scheme: str | None = None, dtype: str | None = None, trust_remote_code: bool = False
+) -> Port:
     """Read config and headers, match, and prove in float64 at reduced width; touches no weight.
+
+    A checkpoint's own code runs only with `trust_remote_code`.
 
     Raises PorterError for an unknown model, chip, scheme or dtype, or a combination that porter does not port.
     """
     chip = load_catalogue().get(target)
     if chip.device != "cpu":
         raise PorterError(f"--target {target}: porter has no op provider for {chip.name} yet; cpu targets are ported")
-    reference = resolve(model)
+    reference = resolve(model, trust_remote_code)
     config = copy.deepcopy(reference.config)
     if getattr(config, "quantization_config", None) is not None:
         if reference.directory is not None:
@@ -99,7 +104,7 @@ def plan_port(model: str, target: str, *, scheme: str | None = None, dtype: str 
         # A preset's code and plan do not depend on how its published weights are stored.
         del config.quantization_config
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
-    family = family_of(config.model_type, f"{where}: model_type")
+    family = family_of_checkpoint(config, reference.directory, f"{where}: model_type", trust_remote_code)
     try:
         source = family.port(config, "cpu")
     except UNBUILDABLE as error:
@@ -225,6 +230,7 @@ def adapt(
     workers: int = 1,
     reference_only: tuple[str, ...] = (),
     allow_nonfinite: bool = False,
+    trust_remote_code: bool = False,
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Port:
@@ -244,7 +250,7 @@ def adapt(
         refuse_occupied(Path(output))
     tell = notify or (lambda message: None)
     tell(f"porting {model} to {target}, and proving the port in float64 ...")
-    port = plan_port(str(model), target, scheme=scheme, dtype=dtype)
+    port = plan_port(str(model), target, scheme=scheme, dtype=dtype, trust_remote_code=trust_remote_code)
     fallbacks = [f"{o.op}/{o.variant} ({'; '.join(o.refused)})" for o in port.plan.ops if o.provider == "reference"]
     if strict and fallbacks:
         raise Refusal(f"--strict: no native provider for {', '.join(fallbacks)}")

@@ -8,6 +8,8 @@ length of the cache: the first two go through the model's own embeddings, the la
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -97,7 +99,17 @@ class DecodeProgram:
 
 def model_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [batch, 1, vocabulary] of the last of `tokens` [batch, length], through the model."""
-    return model(tokens, cache=cache, use_cache=True, logits_to_keep=1).logits  # type: ignore[no-any-return]
+    keyword, last_only = _keywords(type(model))
+    kept = {"logits_to_keep": 1} if last_only else {}
+    logits: torch.Tensor = model(tokens, **{keyword: cache}, use_cache=True, **kept).logits
+    return logits[:, -1:]
+
+
+@functools.cache
+def _keywords(kind: type[nn.Module]) -> tuple[str, bool]:
+    """What a model class calls its cache, and whether it can be asked for the last logits alone."""
+    parameters = inspect.signature(kind.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values", "logits_to_keep" in parameters
 
 
 def record_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> tuple[DecodeProgram | str, torch.Tensor]:

@@ -21,7 +21,9 @@ from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.integrity import CONFIG, text_digest, weight_record
+from porter.models.generated import own_package
 from porter.models.modelling_source import upstream_diff
+from porter.models.own_code import AUTO_CLASS, companion_files, own_classes
 from porter.models.port import source_on_meta
 from porter.recipe import TensorRecipe, consumed, recipes
 
@@ -46,7 +48,8 @@ LOCATE_IMPORT = "from porter.kernels.cpu.build import set_source_directory\n"
 def code_files(port: Port) -> dict[str, str]:
     """Every code file of the exported directory, by name: modelling file, the modules it imports, C++ sources."""
     text = _finding_sources(port.source.text)
-    return {port.source.file_name: relative_imports(text), **python_files(text), **native_sources()}
+    own = companion_files(port.source.module, port.source.text)
+    return {port.source.file_name: relative_imports(text), **own, **python_files(text), **native_sources()}
 
 
 def _finding_sources(text: str) -> str:
@@ -190,7 +193,9 @@ def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
     data: dict[str, Any] = port.config.to_dict()
     data.pop("_name_or_path", None)
     stem = port.source.file_name.removesuffix(".py")
-    data["auto_map"] = {"AutoModelForCausalLM": f"{stem}.{port.family.class_name}"}
+    data["auto_map"] = {AUTO_CLASS: f"{stem}.{port.family.class_name}"}
+    if own_package(port.source.module) and "AutoConfig" in (own := own_classes(port.reference.directory)):
+        data["auto_map"]["AutoConfig"] = own["AutoConfig"].rpartition("--")[2]
     data["architectures"] = [port.family.class_name]
     data["dtype"] = str(port.dtype).removeprefix("torch.")
     data["porter"] = {**port.config.porter, "reference_only": list(reference_only)}
@@ -202,7 +207,12 @@ def _manifest(
 ) -> dict[str, Any]:
     return {
         "schema": "porter.port/1",
-        "source": {"model": port.reference.name, "module": port.source.module, "sha256": digests},
+        "source": {
+            "model": port.reference.name,
+            "module": port.source.module,
+            "own_code": bool(own_package(port.source.module)),
+            "sha256": digests,
+        },
         "chip": port.chip.name,
         "scheme": port.scheme,
         "ops": [dataclasses.asdict(op) for op in port.plan.ops],

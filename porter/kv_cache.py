@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
 
 class ContiguousLayer(CacheLayerMixin):
@@ -112,10 +112,15 @@ def contiguous_cache(layers: int, max_length: int) -> Cache:
 
 
 def cache_for(config: Any, max_length: int) -> Cache:
-    """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model."""
+    """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model; that
+    of transformers where a kind is not known here."""
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
     layers: dict[str, Callable[[], Any]] = {
+        "full_attention": lambda: ContiguousLayer(max_length),
+        "sliding_attention": lambda: ContiguousLayer(max_length),
         "linear_attention": StateLayer,
         "indexed_attention": lambda: IndexedLayer(max_length),
     }
-    return Cache(layers=[layers.get(kind, lambda: ContiguousLayer(max_length))() for kind in kinds])
+    if not layers.keys() >= set(kinds):
+        return DynamicCache(config=config)
+    return Cache(layers=[layers[kind]() for kind in kinds])

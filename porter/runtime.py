@@ -51,19 +51,22 @@ def load(
 
     folder = Path(directory)
     manifest = read_manifest(folder)
-    config = read_config(folder)
+    own_code = bool(manifest["source"].get("own_code"))
+    if own_code and not trust_remote_code:
+        raise PorterError(f"{folder}: holds the original checkpoint's own code; pass --trust-remote-code to run it")
+    config = read_config(folder, trust_remote_code)
     if verify:
         verify_weights(folder, manifest)
     else:
         check_weight_files(folder, manifest)
-    port = plan_port(str(folder), str(manifest["chip"]), scheme=str(manifest["scheme"]))
-    different = CONFIG if config_differs(folder, manifest) else _different_code(folder, port)
+    port = None if own_code else plan_port(str(folder), str(manifest["chip"]), scheme=str(manifest["scheme"]))
+    different = _difference(folder, manifest, port)
     if different and not trust_remote_code:
         raise PorterError(
             f"{folder / different}: differs from what this porter writes for the model (edited, or written by another "
             "version); adapt again, or pass --trust-remote-code to run the directory as it is"
         )
-    loader: Any = transformers.AutoModelForCausalLM if different else port.source.model_class()
+    loader: Any = transformers.AutoModelForCausalLM if port is None or different else port.source.model_class()
     model = build(loader, config) if build is not None and not different else None
     if model is None:
         keywords = {"trust_remote_code": True} if different else {"config": config}
@@ -76,6 +79,13 @@ def load(
         model, section.get("chip", "cpu"), strict=strict, reference_only=tuple(section.get("reference_only", ()))
     )
     return model.eval()
+
+
+def _difference(folder: Path, manifest: dict[str, Any], port: Port | None) -> str | None:
+    """The first file that is not what this porter writes for the model; None where the directory is porter's own."""
+    if port is None:
+        return "the original checkpoint's own code"
+    return CONFIG if config_differs(folder, manifest) else _different_code(folder, port)
 
 
 def _different_code(folder: Path, port: Port) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
 
 
@@ -19,12 +20,26 @@ def tokenizer_of(directory: str | Path) -> Any:
             f"{directory}: no tokenizer.json, tokenizer.model or vocab.json; copy the model's tokenizer there"
         )
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, **_without_own_code(Path(directory))
+        )
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot parse
         reason = " ".join(str(error).split())[:300]
         raise PorterError(
             f"{directory}: tokenizer.json or tokenizer_config.json is unusable ({reason}); copy the model's own there"
         ) from error
+
+
+def _without_own_code(directory: Path) -> dict[str, Any]:
+    """For a checkpoint whose type transformers does not know: an empty config in place of its own, which is code."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    if not (directory / "config.json").is_file():
+        return {}
+    model_type = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True).get(
+        "model_type"
+    )
+    return {} if model_type in CONFIG_MAPPING else {"config": PreTrainedConfig(), "trust_remote_code": False}
 
 
 def encode(tokenizer: Any, text: str) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""The family of a checkpoint that brings its own modelling code, which runs only where the user trusts it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from porter.checkpoint.strict_json import read_object
+from porter.errors import PorterError
+from porter.models.family import Family, families, family_of
+from porter.models.generated import own_package
+
+AUTO_CLASS = "AutoModelForCausalLM"
+RELATIVE_IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
+CONSENT = "pass --trust-remote-code to run it"
+SPECIAL = "defined by the checkpoint's own code, matched by structure alone"
+
+
+def own_classes(directory: Path | None) -> dict[str, str]:
+    """The auto_map of a checkpoint's config.json: auto class -> module.Class of the checkpoint's own code."""
+    if directory is None or not (directory / "config.json").is_file():
+        return {}
+    mapping = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True).get("auto_map")
+    return {str(k): str(v) for k, v in mapping.items() if isinstance(v, str)} if isinstance(mapping, dict) else {}
+
+
+def family_of_checkpoint(config: Any, directory: Path | None, where: str, trusted: bool) -> Family:
+    """The family of `config`, from the checkpoint's own code where that is `trusted` and no known family has its type.
+
+    Raises PorterError for a type that neither transformers nor trusted code defines, and for code that does not import.
+    """
+    reference = own_classes(directory).get(AUTO_CLASS)
+    if reference is None or directory is None or config.model_type in families():
+        return family_of(config.model_type, where)
+    if not trusted:
+        if config.model_type in CONFIG_MAPPING:
+            return family_of(config.model_type, where)
+        raise PorterError(f"{where}: {config.model_type!r} is defined by the checkpoint's code; {CONSENT}")
+    kind = _imported(directory, reference)
+    return Family(str(config.model_type), str(kind.__module__), str(kind.__name__), expected=(), special=(SPECIAL,))
+
+
+def _imported(directory: Path, reference: str) -> Any:
+    try:
+        return get_class_from_dynamic_module(reference, str(directory), local_files_only=True)
+    except Exception as error:  # the checkpoint's code may raise anything while it is imported
+        reason = " ".join(str(error).split())[:300]
+        raise PorterError(
+            f"{directory}: its {AUTO_CLASS} {reference} cannot be imported ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def companion_files(module: str, text: str) -> dict[str, str]:
+    """File name -> text of the checkpoint's own files that the ported modelling file of `module` imports, directly or
+    through each other; none for a module of transformers."""
+    package = own_package(module)
+    files: dict[str, str] = {}
+    waiting = RELATIVE_IMPORT.findall(text) if package else []
+    while waiting:
+        name = waiting.pop()
+        if f"{name}.py" not in files:
+            spec = importlib.util.find_spec(f"{package}.{name}")
+            if spec is None or spec.origin is None:
+                raise PorterError(f"{module}: imports {name}, which is not among the checkpoint's files")
+            files[f"{name}.py"] = Path(spec.origin).read_text(encoding="utf-8")
+            waiting += RELATIVE_IMPORT.findall(files[f"{name}.py"])
+    return files
