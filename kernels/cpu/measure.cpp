@@ -2,7 +2,7 @@
 //
 // Digest: a tree of NH hashes, see porter/golden/digest.py. Fold: y[i mod m] += s[i] x[i], see porter/golden/sketch.py.
 //
-// All sums are taken by tiles of a fixed size and the tiles added in order, so no result depends on the thread count.
+// Sums are taken by tiles of a fixed size or eighths of them, added in order: no result depends on the thread count.
 #include "abi.h"
 
 #include <type_traits>
@@ -12,7 +12,7 @@ namespace porter {
 namespace {
 
 constexpr int64_t kBlock = 4096;      // bytes hashed to four words
-constexpr int64_t kTile = 1 << 16;    // elements that share one tile of signs, and are one thread's work
+constexpr int64_t kTile = 1 << 16;    // elements that share one tile of signs
 constexpr int64_t kFoldRows = 16;     // float32 additions before a sum goes on in float64
 constexpr int kKeys = 4;
 
