@@ -41,11 +41,9 @@ POSITIVE = (
     "v_head_dim",
     "n_routed_experts",
     "num_experts_per_tok",
-    "n_group",
-    "topk_group",
     "decoder_sparse_step",
 )
-POSITIVE_OR_NULL = ("num_key_value_heads", "head_dim", "q_lora_rank", "sliding_window")
+POSITIVE_OR_NULL = ("num_key_value_heads", "head_dim", "q_lora_rank", "sliding_window", "n_group", "topk_group")
 NOT_NEGATIVE = (
     "first_k_dense_replace",
     "num_nextn_predict_layers",
