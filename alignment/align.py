@@ -26,7 +26,7 @@ from porter.alignment.rank_candidate import Layout
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
 from porter.alignment.report import Report, Skipped, WeightRow
-from porter.alignment.source import open_source
+from porter.alignment.source import open_source, trusted_source
 from porter.alignment.streaming import kept
 from porter.alignment.verdict import coverage, first_of, verdict_of
 from porter.alignment.weights_pass import compare_weights
@@ -83,6 +83,8 @@ def align(
         }  # fmt: skip
         return align_by_quorum([golden, *also], lambda chosen: align(chosen, candidate, **options), factor, source)
     golden = golden if isinstance(golden, Golden) else Golden.open(golden)
+    if source is None and trust_remote_code:
+        source = trusted_source(golden)
     place = device_of(str(device))
     if place.type == "meta":
         raise PorterError("--device meta: holds no values, so nothing can be compared there")

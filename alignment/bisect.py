@@ -105,7 +105,7 @@ def bisect(
         raise PorterError(f"{loaded.name}: bisecting runs the candidate; give a model, not a recording")
     if golden.detail != "full":
         raise PorterError(f"{golden.path}: recorded with --detail {golden.detail}, without logits; record it in full")
-    source = rebuild_source(golden).to(device)
+    source = rebuild_source(golden, trust_remote_code).to(device)
     recorded = Recorded(golden, compute_dtype(loaded.model), torch.device(device))
     runs = Runs(loaded.model, recorded, progress or (lambda amount: None))
     pairing = pair_modules(golden, module_names(loaded.model), loaded.correspondence)

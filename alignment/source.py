@@ -20,6 +20,8 @@ from porter.alignment.streaming_files import (
 from porter.errors import PorterError
 from porter.golden.format import dtype_of
 from porter.golden.store import Golden
+from porter.models.generated import OWN_CODE
+from porter.original import original_model
 
 TRUSTED = "transformers."
 
@@ -39,12 +41,28 @@ def open_source(golden: Golden, device: torch.device) -> nn.Module:
     return _as_recorded(model)
 
 
-def rebuild_source(golden: Golden) -> nn.Module:
+def trusted_source(golden: Golden) -> nn.Module | None:
+    """The model of a golden whose class is a checkpoint's own code, which runs since the user trusts it; None where the
+    class is another. PorterError where the golden names no checkpoint, or its code defines another class now."""
+    described = golden.manifest["model"]
+    if not str(described["class"]).startswith(OWN_CODE) or not described["checkpoint"]:
+        return None
+    golden.weights()  # checks the digests before anything is built
+    model = original_model(Path(described["checkpoint"]), dtype_of(golden.manifest["dtype"]), trust_remote_code=True)
+    if type(model).__name__ != str(described["class"]).rpartition(".")[2]:
+        raise PorterError(f"{described['checkpoint']}: its code no longer defines {described['class']}; record it again")
+    return _as_recorded(model)
+
+
+def rebuild_source(golden: Golden, trust_remote_code: bool = False) -> nn.Module:
     """The model that a golden recorded: class, config and weights, on the CPU, in the dtype it was recorded in.
 
-    The class must be one of transformers' own: a golden is data and must not make porter import arbitrary code. The
-    experts run one by one and the attention as recorded. PorterError where class or weights cannot be had.
+    The class must be one of transformers' own: a golden is data and must not make porter import arbitrary code, unless
+    with `trust_remote_code`, and then only that of the checkpoint which the golden names. The experts run one by one and the attention as recorded. PorterError where class or weights cannot be had.
     """
+    trusted = trusted_source(golden) if trust_remote_code else None
+    if trusted is not None:
+        return trusted
     described, kind = _described(golden)
     weights = golden.weights()  # checks the digests before anything is built
     if described["checkpoint"]:
@@ -90,8 +108,11 @@ def _referenced(golden: Golden, kind: Any, described: dict[str, Any], device: to
 
 
 def _model_class(path: str, described: dict[str, Any]) -> Any:
-    if not path.startswith(TRUSTED) or path.startswith("transformers_modules."):
-        raise PorterError(f"the golden recorded {path}, which is no class of transformers: its modules have no oracle")
+    if not path.startswith(TRUSTED) or path.startswith(OWN_CODE):
+        hint = "; --trust-remote-code runs the checkpoint's own" if path.startswith(OWN_CODE) else ""
+        raise PorterError(
+            f"the golden recorded {path}, which is no class of transformers: its modules have no oracle{hint}"
+        )
     if described["config"] is None:
         raise PorterError(f"the golden recorded {path} without a config: its modules have no oracle")
     module, _, name = path.rpartition(".")

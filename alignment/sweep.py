@@ -71,7 +71,7 @@ def sweep(
     )
     if loaded.model is None:
         raise PorterError(f"{loaded.name}: --sweep runs the candidate in other regimes; give a model, not a recording")
-    source = rebuild_source(golden)
+    source = rebuild_source(golden, trust_remote_code)
     extent = extent_of(source, longest)
     stored = stored_dtypes(source)
     report = align(
