@@ -21,7 +21,7 @@ FAMILY = Family(
         "hybrid_layer",
     ),
     special=(
-        "gated delta nets: a causal convolution, then a chunked rule to prefill and a recurrent one to decode, over float32 states",
+        "gated delta nets: a causal convolution, then a rule, chunked to prefill, recurrent to decode; float32 states",
         "attention with an output gate, zero-centred q and k norms and partial rope in every fourth layer",
         "in_proj_qkv and in_proj_z, and in_proj_b and in_proj_a, each become one product",
         "rope of three interleaved axes, which are equal for text",

@@ -21,7 +21,7 @@ FAMILY = Family(
         "hybrid_layer",
     ),
     special=(
-        "gated delta nets: a causal convolution, then a chunked rule to prefill and a recurrent one to decode, over float32 states",
+        "gated delta nets: a causal convolution, then a rule, chunked to prefill, recurrent to decode; float32 states",
         "attention with an output gate, zero-centred q and k norms and partial rope in every fourth layer",
         "in_proj_qkvz and in_proj_ba hold queries, keys, values and gates key head by key head",
         "experts beside a shared expert with a gate of its own",

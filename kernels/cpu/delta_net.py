@@ -72,6 +72,8 @@ def accepts_causal_conv1d(
         return OTHER_DTYPE
     if not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
         return NOT_CONTIGUOUS
+    if len(shape) != 3 or weight.dim() != 2:
+        return OTHER_SHAPE
     if weight.shape[0] != shape[2] or (bias is not None and bias.numel() != shape[2]):
         return OTHER_SHAPE
     if hidden_states.stride(2) != 1:
@@ -125,6 +127,8 @@ def accepts_delta_gates(
         return OTHER_DTYPE
     if log_decay_rate.dtype not in FLOAT_CODES or time_bias.dtype not in FLOAT_CODES:
         return NOT_FLOAT_GATES
+    if a.dim() != 4:
+        return OTHER_SHAPE
     batch, tokens, groups, size = a.shape
     if b.shape != a.shape or log_decay_rate.numel() != groups * size or time_bias.numel() != groups * size:
         return OTHER_SHAPE
@@ -215,13 +219,17 @@ def accepts_gated_delta_rule(
         return OTHER_DTYPE
     if decay.dtype is not torch.float32 or beta.dtype is not torch.float32:
         return NOT_FLOAT32
+    if value.dim() != 4 or key.dim() != 4:
+        return OTHER_SHAPE
     batch, tokens, heads, value_size = value.shape
     _, _, key_heads, size = key.shape
     if query.shape != key.shape or key.shape[:2] != (batch, tokens) or not key_heads or heads % key_heads:
         return OTHER_SHAPE
     if decay.shape != (batch, tokens, heads) or beta.shape != decay.shape:
         return OTHER_SHAPE
-    if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1 or decay.stride(2) != 1 or beta.stride(2) != 1:
+    if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
+        return STRIDED
+    if decay.stride(2) != 1 or beta.stride(2) != 1:
         return STRIDED
     if state is not None:
         if state.dtype is not torch.float32 or not state.is_cpu:

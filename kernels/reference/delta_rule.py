@@ -17,8 +17,8 @@ NORM_EPSILON = 1e-6
 """Added to the sum of squares of a query or key before its root, as upstream and flash-linear-attention do."""
 
 TOLERANCE = Tolerance(
-    "a step multiplies the state by exp(decay) (1 - beta k k^T), whose norm is at most 1, so errors of earlier steps do "
-    "not grow: each step adds those of two sums over the K key dimensions, relative to the head's state. The state stays "
+    "a step multiplies the state by exp(decay) (1 - beta k k^T), whose norm is at most 1, so errors of earlier steps "
+    "do not grow: each adds those of two sums over the K key dimensions, relative to the head's state. The state stays "
     "in the compute dtype; the output is rounded once to its own",
     terms=lambda query, *rest: (query.shape[-1] + 64) * max(query.shape[1], 1),
 )
@@ -117,7 +117,8 @@ def _error(candidate: tuple[torch.Tensor, ...], oracle: tuple[torch.Tensor, ...]
     """
     bound = TOLERANCE.relative(candidate[0].dtype, *arguments)
     exact = math.sqrt(max(TOLERANCE.terms(*arguments), 1.0)) * UNIT_ROUNDOFF[compute_dtype(candidate[0].dtype)]
-    return max(_head_error(candidate[0], oracle[0], (1, 3)), _head_error(candidate[1], oracle[1], (2, 3)) * bound / exact)
+    of_state = _head_error(candidate[1], oracle[1], (2, 3))
+    return max(_head_error(candidate[0], oracle[0], (1, 3)), of_state * bound / exact)
 
 
 def _head_error(candidate: torch.Tensor, oracle: torch.Tensor, within: tuple[int, int]) -> float:

@@ -10,9 +10,9 @@ from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, mo
 from porter.kernels.reference.draw import Draw, spread, strided
 
 DELTA_TOLERANCE = Tolerance(
-    "a sum, two exponentials, a logarithm and a product per value; both outputs stay in the compute dtype. The rounding "
-    "of a + dt_bias is relative to the larger of the two, and softplus falls as fast as e^x, so an error of x u shows "
-    "x-fold: x is below 64 in the cases",
+    "a sum, two exponentials, a logarithm and a product per value; both outputs stay in the compute dtype. Softplus "
+    "and sigmoid fall as e^x, so the rounding of x, at most |x| u, shows as a relative error of |x| u: |x| is at most "
+    "64 in the cases",
     terms=lambda *arguments: 64.0**2,
     roundings=0.0,
 )
@@ -39,7 +39,7 @@ def delta_gates_softplus(
 
 
 def sigmoid_gate_standard(hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """hidden_states [..., H] * sigmoid(gate), gate [..., H] or [..., 1]: gated attention, the gate of a shared expert."""
+    """hidden_states [..., H] * sigmoid(gate), gate [..., H] or [..., 1]: gated attention; a shared expert's gate."""
     dtype = compute_dtype(hidden_states.dtype)
     return (hidden_states.to(dtype) * torch.sigmoid(gate.to(dtype))).to(hidden_states.dtype)
 
@@ -62,9 +62,12 @@ def _sigmoid_cost(hidden_states: torch.Tensor, gate: torch.Tensor) -> Cost:
     return Cost(moved_bytes(hidden_states, hidden_states, gate), hidden_states.numel() + 4 * gate.numel())
 
 
+DELTA_SHAPES = ((1, 1, 1, 1), (1, 1, 16, 2), (2, 5, 1, 7), (3, 2, 5, 3), (1, 130, 4, 8), (0, 2, 2, 2))
+
+
 def _delta_inputs(dtype: torch.dtype) -> Iterator[Case]:
     draw = Draw(dtype, 71)
-    for batch, tokens, groups, size in ((1, 1, 1, 1), (1, 1, 16, 2), (2, 5, 1, 7), (3, 2, 5, 3), (1, 130, 4, 8), (0, 2, 2, 2)):
+    for batch, tokens, groups, size in DELTA_SHAPES:
         heads = groups * size
         rates, time_bias = draw.normal(heads, scale=1.5), draw.normal(heads)
         a, b = (draw.normal(batch, tokens, groups, size, scale=3.0) for _ in range(2))

@@ -61,7 +61,8 @@ class HybridLayer:
             return None
         odd = sorted((children.keys() - set(MIXERS)) ^ PARTS)
         if odd or len(mixers) != 1:
-            return Mismatch(f"a layer whose parts differ from one mixer, two norms and an mlp: {', '.join(odd or mixers)}")
+            parts = ", ".join(odd or mixers)
+            return Mismatch(f"a layer whose parts differ from one mixer, two norms and an mlp: {parts}")
         return [
             Candidate(
                 rewrite=self.name,
