@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,15 @@ def _cache(side: Side, call: Call, caches: dict[int, Any], convert: Callable[[Te
     floating = tensor is not None and tensor.is_floating_point()
     dtype = convert(tensor[:0]).dtype if tensor is not None and floating else torch.get_default_dtype()
     return filled_cache(side.config, call, dtype)
+
+
+def appends_to_cache(module: nn.Module) -> bool:
+    """Whether the code of the module's class updates a cache, as that of an attention whose indexer has keys of its own
+    does: it needs a cache that is filled, though a child is given the cache too."""
+    try:
+        return "cache.update(" in inspect.getsource(type(module))
+    except (OSError, TypeError):  # a class that was made without a file
+        return False
 
 
 def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:

@@ -13,7 +13,16 @@ from porter.alignment.budget import EXACT, judged_exact, judged_native, measured
 from porter.alignment.calls import Call, Recorded, source_module
 from porter.alignment.comparable import comparable, no_less_than_typical
 from porter.alignment.forced_children import force_alike, force_holding_weights
-from porter.alignment.lanes import Seen, Side, exactly, natively, position_scale, run_calls, skipped_children
+from porter.alignment.lanes import (
+    Seen,
+    Side,
+    appends_to_cache,
+    exactly,
+    natively,
+    position_scale,
+    run_calls,
+    skipped_children,
+)
 from porter.alignment.model_call import CannotRun
 from porter.alignment.module_result import ModuleResult
 from porter.alignment.observation import tensors
@@ -231,9 +240,11 @@ class Replayer:
             self.recorded.note_dtypes(record, [tensor for _, tensor in tensors(seen.output, "")])
 
     def fills_cache(self, pair: Pair) -> bool:
-        """Whether the module itself, not a child, was given the cache."""
-        held = self.recorded.holds_cache
-        return held(pair.sources[0]) and not any(held(child.sources[0]) for child in self.pairing.children(pair))
+        """Whether the module itself appends to the cache that it was given, and does not only hand it to a child."""
+        held, source = self.recorded.holds_cache, pair.sources[0]
+        if not held(source) or not any(held(child.sources[0]) for child in self.pairing.children(pair)):
+            return held(source)
+        return self.source is not None and appends_to_cache(self.source.get_submodule(source))
 
     def _quantized(self, module: nn.Module, calls: Sequence[Call]) -> Sequence[Call]:
         return rounded_activations(calls) if quantizes_activations(module) == "linear" else calls

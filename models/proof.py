@@ -74,17 +74,10 @@ def leading_tensors(output: Any) -> list[torch.Tensor]:
 
 
 def selection_error(ours: torch.Tensor, theirs: Any) -> float:
-    """The share of rows of `ours` with an index twice or one that the same row of `theirs` lacks.
-
-    Rows [..., K] are sets. -1 marks a slot for which no key is visible: upstream fills these with keys that its mask
-    hides anyway, and the proof of the whole model shows a visible one that is missing.
-    """
+    """The share of rows [..., K] of indices, which are sets, that differ."""
     if not isinstance(theirs, torch.Tensor) or theirs.is_floating_point() or ours.shape != theirs.shape:
         return float("inf")
-    lacking = (ours >= 0) & (ours[..., :, None] != theirs[..., None, :]).all(-1)
-    ordered = ours.sort(dim=-1).values
-    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    return float((lacking.any(-1) | twice.any(-1)).double().mean())
+    return float((ours.sort(dim=-1).values != theirs.sort(dim=-1).values).any(-1).double().mean())
 
 
 def _is_routing(weights: Any, indices: Any) -> bool:

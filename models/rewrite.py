@@ -27,8 +27,8 @@ class Candidate:
 
     `rename` maps the attributes that `forward` reads to upstream's names for them. `append` are lines for the end of
     `__init__`, `drop` are methods to remove. `keep_linear` names linears that stay torch's, since an Op reads their
-    weight; `needs_ported` names children that `forward` calls in their ported form. `held_by` is the rewrite of the
-    module that holds this one, where no other reads its output. Methods of `forward`'s class beside `forward` are added.
+    weight; `needs_ported` names children that `forward` calls in their ported form. Methods beside `forward` of its
+    class are added.
     """
 
     rewrite: str
@@ -40,7 +40,6 @@ class Candidate:
     drop: tuple[str, ...] = ()
     keep_linear: tuple[str, ...] = ()
     needs_ported: tuple[str, ...] = ()
-    held_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -136,22 +136,13 @@ class Search:
         return text, ported
 
     def _drop_unsupported(self) -> None:
-        """Drop candidates that need a module to be ported that is not: a child that they call in its ported form, or
-        the module that holds them, where it alone reads what they return."""
-        while unsupported := {name: reason for name in self.waiting if (reason := self._unsupported(name))}:
-            for name, reason in unsupported.items():
-                self.reject(name, reason)
-
-    def _unsupported(self, name: str) -> str:
-        chosen = self.chosen()
-        candidate, place = chosen[name], self.instances[name][0]
-        for needed in candidate.needs_ported:
-            if type(self.source.get_submodule(f"{place}.{needed}")).__name__ not in chosen:
-                return f"{candidate.rewrite}: its {needed} was not ported"
-        holder = chosen.get(type(self.source.get_submodule(place.rpartition(".")[0])).__name__)
-        if candidate.held_by and (holder is None or holder.rewrite != candidate.held_by):
-            return f"{candidate.rewrite}: what holds it was not ported as {candidate.held_by}, which reads its output"
-        return ""
+        """A candidate that calls a child in its ported form needs that child to be ported."""
+        for name, candidate in self.chosen().items():
+            for needed in candidate.needs_ported:
+                child = self.source.get_submodule(f"{self.instances[name][0]}.{needed}")
+                if type(child).__name__ not in self.waiting:
+                    self.reject(name, f"{candidate.rewrite}: its {needed} was not ported")
+                    break
 
     def _failing(self, ported: nn.Module) -> dict[str, str]:
         """The classes whose instances miss the bound and how, innermost first: a container is judged once its parts
@@ -176,14 +167,12 @@ class Search:
         """Drop the class without which the whole model agrees (its own proof saw only a prefill)."""
         part, error = max(proof.errors.items(), key=lambda item: item[1])
         for kind in sorted(self.waiting, key=lambda kind: self.instances[kind][0].count(".")):
-            # Without this class others may be dropped for want of it: they come back with it.
-            before = {name: list(candidates) for name, candidates in self.waiting.items()}, dict(self.near_misses)
             kept = self.waiting.pop(kind)
             try:
                 _, ported = self._generate()
                 passed = prove_model(self.source, ported).passed
             finally:
-                self.waiting, self.near_misses = before
+                self.waiting[kind] = kept
             if passed:
                 self.reject(kind, f"{kept[0].variant}: with it the model differs in {part} by {error:.1e}")
                 return

@@ -45,13 +45,14 @@ void score(float* scores, const float* query, const float* weights, int64_t head
   }
 }
 
-// The best `top_k` of the ranked keys, ascending, then -1.
-void choose(int32_t* out, uint64_t* ranked, int64_t count, int64_t top_k) {
+// The best `top_k` of the ranked keys; where there are fewer, the first hidden keys fill the row.
+void choose(int32_t* out, uint64_t* ranked, int64_t count, int64_t top_k, const MaskRow& sees) {
   int64_t taken = smaller(count, top_k);
   if (taken < count) std::nth_element(ranked, ranked + taken, ranked + count, std::greater<uint64_t>());
   for (int64_t i = 0; i < taken; ++i) out[i] = static_cast<int32_t>(key_of(ranked[i]));
   std::sort(out, out + taken);
-  std::fill(out + taken, out + top_k, -1);
+  for (int64_t t = 0; taken < top_k; ++t)
+    if (!sees.sees(t)) out[taken++] = static_cast<int32_t>(t);
 }
 
 }  // namespace
@@ -116,7 +117,7 @@ PORTER_EXPORT void porter_indexer(int32_t* out, const void* query, const void* k
       int64_t found = 0;
       for (int64_t t = firsts[i]; t < lasts[i]; ++t)
         if (sees.sees(t)) ranked[found++] = rank(scored ? scores[i * keys + t] + sees.bias(t) : 0.0f, t);
-      choose(out + (row0 + i) * top_k, ranked, found, top_k);
+      choose(out + (row0 + i) * top_k, ranked, found, top_k, sees);
     }
   }
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from porter.kernels.contract import UNIT_ROUNDOFF, Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
+from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
 from porter.kernels.reference.attention import SCORES, attended_pairs, causal_mask
 from porter.kernels.reference.draw import Draw, spread
 
@@ -52,9 +52,9 @@ def indexer_lightning(
     """The `top_k` visible keys of the highest index score, for each query.
 
     query [B, S, H, D], key [B, T, D], weights [B, S, H], mask [B or 1, S, T] (bool or additive, see `visible_keys`)
-    -> int32 [B, S, min(top_k, T)]: distinct keys in any order, then -1 where fewer are visible. Scores are in the
-    compute dtype; of keys with equal scores any may be taken. Upstream fills with invisible keys instead of -1, and
-    rotates neither side by a Hadamard matrix, which changes no dot product and serves its 8-bit form alone.
+    -> int32 [B, S, min(top_k, T)]: distinct keys in any order; where fewer are visible, hidden ones fill the row, which
+    attention leaves out again. Scores are in the compute dtype; of keys with equal scores any may be taken. As
+    upstream, neither side is rotated by a Hadamard matrix: it changes no dot product, and serves 8-bit keys alone.
     """
     dtype, keys, taken = compute_dtype(query.dtype), key.shape[1], min(top_k, key.shape[1])
     key, weights = key.to(dtype), weights.to(dtype)
@@ -64,8 +64,7 @@ def indexer_lightning(
         visible = visible_keys(attention_mask, query.shape[1], keys, rows, query.device)
         bias = attention_mask[:, rows] if additive and attention_mask is not None else None
         scores = index_scores(query[:, rows].to(dtype), key, weights[:, rows], bias, scaling)
-        indices = scores.masked_fill(~visible, -math.inf).topk(taken, dim=-1).indices
-        chosen.append(indices.masked_fill(~visible.expand_as(scores).gather(-1, indices), -1).to(torch.int32))
+        chosen.append(scores.masked_fill(~visible, -math.inf).topk(taken, dim=-1).indices.to(torch.int32))
     return torch.cat(chosen, dim=1)
 
 
@@ -95,25 +94,20 @@ def selection_error(candidate: torch.Tensor, oracle: torch.Tensor, *arguments: o
     visible = visible_keys(attention_mask, shape[1], shape[2], slice(None), query.device).expand(shape)
     bias = None if attention_mask is None or attention_mask.dtype == torch.bool else attention_mask.double()
     bias = None if bias is None else bias.expand(shape).masked_fill(~visible, 0.0)
-    taken = torch.zeros((*shape[:2], shape[2] + 1), dtype=torch.int32).scatter_add_(
-        -1, torch.where(candidate < 0, shape[2], candidate).long(), torch.ones_like(candidate)
-    )[..., : shape[2]]
+    if bool((candidate < 0).any() or (candidate >= shape[2]).any()):
+        return math.inf
+    times = torch.zeros(shape, dtype=torch.int32).scatter_add_(-1, candidate.long(), torch.ones_like(candidate))
+    taken = times.bool() & visible
     wanted = visible.sum(-1).clamp_max(candidate.shape[-1])
-    if bool((taken > 1).any() or (taken.bool() & ~visible).any() or (taken.sum(-1) != wanted).any()):
+    if bool((times > 1).any() or (taken.sum(-1) != wanted).any()):
         return math.inf
     scores = index_scores(query, key, weights, bias, scaling)
-    left = scores.masked_fill(taken.bool() | ~visible, -math.inf).amax(-1)
-    worst = scores.masked_fill(~taken.bool(), math.inf).amin(-1)
+    left = scores.masked_fill(taken | ~visible, -math.inf).amax(-1)
+    worst = scores.masked_fill(~taken, math.inf).amin(-1)
     size = (weights.abs() * query.norm(dim=-1)).sum(-1) * key.norm(dim=-1).amax(-1, keepdim=True) * abs(scaling)
     size = size if bias is None else size + bias.abs().amax(-1)
     regret = (left - worst).clamp_min(0.0)
     return float(torch.where(regret == 0, 0.0, regret / size.clamp_min(1e-300)).max())
-
-
-def selection_noise(query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:
-    """[B, S]: how far apart two index scores may be for rounding of query, key and weights to exchange them."""
-    size = (weights.double().abs() * query.double().norm(dim=-1)).sum(-1) * key.double().norm(dim=-1).amax(-1)[:, None]
-    return 6 * UNIT_ROUNDOFF[query.dtype] * abs(scaling) * size
 
 
 def _fake(query: torch.Tensor, key: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -185,7 +185,6 @@ class LightningIndexer:
                 forward=forward,
                 variant=f"{style} rope",
                 keep_linear=("weights_proj",),
-                held_by=SparseLatentAttention.name,
                 append=(f'self.rope = OpCall("rope", "{style}")', 'self.indexer = OpCall("indexer", "lightning")'),
             )
             for style, forward in (("half", IndexerForward), ("interleaved", InterleavedIndexerForward))
