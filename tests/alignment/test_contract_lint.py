@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from contract_sides import Sides, found, kept_wide
 from planted import bfloat16, deepseek_v3, golden_of, qwen2
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 import porter
 from porter.alignment.candidate import load_candidate
-from porter.alignment.contract_lint.code import code_facts
 from porter.alignment.contract_lint.kinds import KINDS, kind_of
-from porter.alignment.contract_lint.lint import certain_drifts, confirmed_causes, lint, lint_directory, longest
+from porter.alignment.contract_lint.lint import certain_drifts, lint, lint_directory, longest
 from porter.alignment.pairing import module_names, pair_modules
-from porter.alignment.report import Cause, LintFinding, ModuleRow
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.golden.capture import capture
-from porter.golden.store import Golden
-
-Sides = tuple[Any, Golden]
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +36,6 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Sides:
     torch.set_num_threads(1)
     model = deepseek_v3()
     return model, golden_of(model, tmp_path_factory.mktemp("sparse") / "golden")
-
-
-def kept_wide(model: Any) -> Any:
-    """A copy in bfloat16 as transformers loads it: what is pinned to float32 stays float32."""
-    copied = bfloat16(model)
-    for (name, tensor), (_, exact) in zip(copied.named_buffers(), model.named_buffers(), strict=True):
-        owner, _, leaf = name.rpartition(".")
-        if "inv_freq" in leaf or "bias" in leaf:
-            copied.get_submodule(owner)._buffers[leaf] = exact.clone().to(torch.float32)
-            assert tensor.dtype == torch.bfloat16
-    for name, parameter in list(copied.named_parameters()):
-        if name.endswith("gate.weight"):
-            exact = model.get_parameter(name)
-            copied.get_submodule(name.removesuffix(".weight")).weight = nn.Parameter(exact.clone(), requires_grad=False)
-            assert parameter.dtype == torch.bfloat16
-    return copied
-
-
-def found(golden: Golden, source: Any, candidate: nn.Module) -> list[LintFinding]:
-    return lint(golden, source, candidate, pair_modules(golden, module_names(candidate), Correspondence()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -172,128 +147,6 @@ def test_kinds_by_name(name: str, kind: str) -> None:
     assert kind_of(name) == kind and kind in KINDS
 
 
-def bound(module: nn.Module, function: Any) -> None:
-    module.forward = types.MethodType(function, module)  # type: ignore[method-assign]
-
-
-def narrow_router(self: Any, hidden_states: Tensor) -> Any:
-    hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
-    logits = nn.functional.linear(hidden_states, self.weight.to(hidden_states.dtype))
-    return logits, logits, logits
-
-
-def router_returning_narrow(self: Any, hidden_states: Tensor) -> Any:
-    flat = hidden_states.view(-1, hidden_states.shape[-1])
-    logits = nn.functional.linear(flat.float(), self.weight.float())
-    return logits.to(hidden_states.dtype), logits, logits
-
-
-def router_by_another_function(self: Any, hidden_states: Tensor) -> Any:
-    return unknown_kernel(self, hidden_states)
-
-
-def unknown_kernel(self: Any, hidden_states: Tensor) -> Any:
-    raise NotImplementedError
-
-
-def wide_router(self: Any, hidden_states: Tensor) -> Any:
-    flat = hidden_states.view(-1, hidden_states.shape[-1]).float()
-    return flat @ self.weight.float().T, flat, flat
-
-
-@pytest.mark.parametrize(
-    ("function", "what"),
-    [
-        (narrow_router, "scores in line"),
-        (router_returning_narrow, "scores returned in line"),
-        (router_by_another_function, None),
-        (wide_router, None),
-    ],
-)
-def test_routers_that_compute_or_return_narrower(sparse: Sides, function: Any, what: str | None) -> None:
-    model, golden = sparse
-    candidate = kept_wide(model)
-    bound(candidate.model.layers[1].mlp.gate, function)
-    findings = found(golden, model, candidate)
-    assert [(f.kind, f.module) for f in findings] == ([("router-dtype", "model.layers.1.mlp.gate")] if what else [])
-    if what:
-        line = int(findings[0].what.split("line ")[1].split(" ")[0])
-        text = Path(__file__).read_text().splitlines()[line - 1]
-        assert findings[0].what.startswith(what) and ("linear(" in text or "return logits.to" in text)
-        assert not findings[0].certain
-
-
-def test_in_float32_a_router_without_casts_is_as_wide(sparse: Sides) -> None:
-    model, golden = sparse
-    candidate = copy.deepcopy(model)
-    bound(candidate.model.layers[1].mlp.gate, narrow_router)
-    assert found(golden, model, candidate) == []
-
-
-def narrow_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    variance = hidden_states.pow(2).mean(-1, keepdim=True)
-    return self.weight * hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-
-
-def squared_helper(hidden_states: Tensor) -> Tensor:
-    return (hidden_states * hidden_states).mean(-1, keepdim=True)
-
-
-def norm_with_a_helper(self: Any, hidden_states: Tensor) -> Tensor:
-    return self.weight * hidden_states * torch.rsqrt(squared_helper(hidden_states) + self.variance_epsilon)
-
-
-@pytest.mark.parametrize("function", [narrow_norm, norm_with_a_helper])
-def test_norms_that_accumulate_narrower(dense: Sides, function: Any) -> None:
-    model, golden = dense
-    candidate = kept_wide(model)
-    for layer in candidate.model.layers:
-        bound(layer.input_layernorm, function)
-    findings = found(golden, model, candidate)
-    assert [f.module for f in findings] == [f"model.layers.{i}.input_layernorm" for i in range(3)]
-    assert {(f.kind, f.golden, f.candidate) for f in findings} == {("norm-accumulation", "float32", "bfloat16")}
-
-
-def attention_with_a_narrow_softmax(self: Any, hidden_states: Tensor, **rest: Any) -> Any:
-    value = self.v_proj(hidden_states)
-    weights = torch.softmax(hidden_states @ hidden_states.transpose(1, 2), dim=-1)
-    return self.o_proj(weights @ value), weights
-
-
-def test_a_softmax_in_the_dtype_it_is_given(dense: Sides) -> None:
-    model, golden = dense
-    candidate = kept_wide(model)
-    bound(candidate.model.layers[2].self_attn, attention_with_a_narrow_softmax)
-    (finding,) = found(golden, model, candidate)
-    assert (finding.kind, finding.module) == ("softmax-dtype", "model.layers.2.self_attn")
-    assert "test_contract_lint.py" in finding.what
-
-
-def recurrent(self: Any, hidden_states: Tensor) -> Tensor:
-    recurrent_state = hidden_states.float().cumsum(1).to(torch.float16)
-    return self.down_proj(recurrent_state.to(hidden_states.dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_state_cast_to_sixteen_bits_is_named_in_any_precision(dense: Sides, dtype: torch.dtype) -> None:
-    model, golden = dense
-    candidate = copy.deepcopy(model) if dtype == torch.float32 else kept_wide(model)
-    bound(candidate.model.layers[0].mlp, recurrent)
-    (finding,) = found(golden, model, candidate)
-    assert (finding.kind, finding.module) == ("state-dtype", "model.layers.0.mlp")
-    assert finding.what.startswith("recurrent_state is cast to 16 bits")
-
-
-def test_code_without_source_text_says_nothing(dense: Sides) -> None:
-    model, golden = dense
-    candidate = kept_wide(model)
-    scope: dict[str, Any] = {}
-    exec("def forward(self, x):\n    return x.pow(2).mean(-1)", scope)
-    bound(candidate.model.norm, scope["forward"])
-    assert code_facts(candidate.model.norm, torch.bfloat16).unread
-    assert found(golden, model, candidate) == []
-
-
 class Table(nn.Module):
     """A rotary table of a fixed number of rows."""
 
@@ -391,65 +244,3 @@ def test_unreadable_directories_are_refused_by_name(dense: Sides, tmp_path: Path
         (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(PorterError, match=str(tmp_path)):
         lint_directory(golden, tmp_path)
-
-
-def row(module: str, introduced: float, status: str = "drift") -> ModuleRow:
-    return ModuleRow(module, module, 0, introduced=introduced, budget=1e-6, status=status)
-
-
-def finding(module: str = "gate", kind: str = "router-dtype") -> LintFinding:
-    return LintFinding(kind, module, "scores in line 3 of x.py", "float32", "bfloat16", False, KINDS[kind])
-
-
-@pytest.mark.parametrize(
-    ("findings", "rows", "kinds"),
-    [
-        ([finding()], [row("gate", 3e-3)], [("router-dtype", 0.9)]),
-        ([finding()], [row("gate", 3e-3, "ok")], []),
-        ([finding()], [row("other", 3e-3)], []),
-        ([finding()], [row("gate", 0.4)], []),
-        ([finding(kind="softmax-dtype")], [row("gate", 3e-3)], [("low-precision", 0.9)]),
-        ([finding(kind="config")], [row("gate", 3e-3)], []),
-        ([finding(), finding()], [row("gate", 3e-3)], [("router-dtype", 0.9)]),
-    ],
-)
-def test_only_what_the_replay_confirms_becomes_a_cause(findings: Any, rows: Any, kinds: Any) -> None:
-    causes = confirmed_causes(findings, rows, [], torch.bfloat16)
-    assert [(cause.kind, cause.confidence) for cause in causes] == kinds
-
-
-def test_a_cause_known_with_confidence_comes_first() -> None:
-    known = [Cause("router-bias", "gate", 0.99, 3e-3, 0.0, "add the bias")]
-    (cause,) = confirmed_causes([finding()], [row("gate", 3e-3)], known, torch.bfloat16)
-    assert cause.confidence == 0.5
-    assert (
-        confirmed_causes(
-            [finding()], [row("gate", 3e-3)], [Cause("router-dtype", "gate", 0.9, 1.0, 0.0, "")], torch.bfloat16
-        )
-        == []
-    )
-
-
-@pytest.mark.parametrize("recorded", [torch.float32, torch.bfloat16], ids=str)
-def test_a_gate_that_scores_in_bfloat16_is_a_drift_with_its_cause(
-    sparse: Sides, tmp_path: Path, recorded: torch.dtype
-) -> None:
-    model, golden = sparse
-    source = kept_wide(model)
-    if recorded == torch.bfloat16:
-        golden = golden_of(source, tmp_path / "golden")
-    candidate = copy.deepcopy(source)
-    gate = candidate.model.layers[1].mlp.gate
-    forward = type(gate).forward
-
-    def narrowed(self: Any, hidden_states: Tensor) -> Any:
-        logits, weights, experts = forward(self, hidden_states)
-        return logits.to(torch.bfloat16).float(), weights, experts
-
-    bound(gate, narrowed)
-    report = porter.align(golden, candidate, passes="replay")
-    assert report.verdict == "drift" and report.first_drift is not None
-    assert report.first_drift.module == "model.layers.1.mlp.gate"
-    assert any(f.kind == "router-dtype" and "line" in f.what for f in report.lint)
-    assert "router-dtype" in {cause.kind for cause in report.causes}
-    assert porter.align(golden, copy.deepcopy(source), passes="replay").verdict == "aligned"

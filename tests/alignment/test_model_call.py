@@ -10,7 +10,7 @@ import torch
 from planted import golden_of, qwen2
 from torch import Tensor, nn
 
-from porter.alignment import diagnosis, forcing, free_watch, lanes
+from porter.alignment import forcing, free_watch, lanes, oracle_children
 from porter.alignment.align import align
 from porter.alignment.model_call import CannotRun, called, widened
 from porter.alignment.sweep import sweep
@@ -174,7 +174,7 @@ def test_a_child_that_cannot_explain_its_parent_is_listed(dense: Any) -> None:
     candidate.model.layers[0].self_attn.forward = lambda *a, **k: (1.5 * original(*a, **k)[0], None)
     report = align(golden, candidate, source=source)
     assert report.first_drift is not None and report.first_drift.module == "model.layers.0.self_attn"
-    assert diagnosis.GIVEN_AS_RECORDED in skipped(report, "model.layers.0.self_attn.o_proj")
+    assert oracle_children.GIVEN_AS_RECORDED in skipped(report, "model.layers.0.self_attn.o_proj")
 
 
 def test_a_sweep_lists_what_it_could_not_measure(dense: Any) -> None:
