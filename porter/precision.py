@@ -39,7 +39,8 @@ def float64_mode() -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Float64Dispatch():  # type: ignore[no-untyped-call]
+        # Inference mode hides from the dispatcher the casts that it must rewrite.
+        with torch.inference_mode(False), torch.no_grad(), _Float64Dispatch():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch.set_default_dtype(default)

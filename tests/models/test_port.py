@@ -165,3 +165,9 @@ def test_the_proof_runs_on_one_thread_and_puts_the_number_back(monkeypatch: pyte
         assert (seen, torch.get_num_threads()) == ([1], 3)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_port_made_in_inference_mode_is_proven_all_the_same() -> None:
+    with torch.inference_mode():
+        source = family_of("qwen3").port(config_of("qwen3", rms_norm_eps=2.5e-6))
+    assert source.proof.passed and not source.near_misses
