@@ -10,7 +10,7 @@ FAMILY = Family(
     model_type="qwen2_moe",
     module="transformers.models.qwen2_moe.modeling_qwen2_moe",
     class_name="Qwen2MoeForCausalLM",
-    expected=("rms_norm", "gated_mlp", "attention", "router", "experts", "decoder_layer"),
+    expected=("rms_norm", "gated_mlp", "attention", "router", "experts", "shared_expert", "decoder_layer"),
     special=(
         "a shared expert that every token passes, scaled by sigmoid(shared_expert_gate(x))",
         "experts chosen by a softmax over all of them; the chosen weights are not divided by their sum",

@@ -18,6 +18,7 @@ FAMILY = Family(
         "gated_attention",
         "router",
         "experts",
+        "shared_expert",
         "hybrid_layer",
     ),
     special=(

@@ -32,3 +32,6 @@ PORTER_EXPORT void porter_experts(void* out, const void* hidden, const int64_t* 
 PORTER_EXPORT void porter_router(void* logits, void* weights, int64_t* indices, const void* hidden, const void* weight,
                                  const float* bias, const int64_t* shape, double factor, int32_t dtype,
                                  int32_t weight_dtype, int32_t out_dtype, int32_t threads);
+PORTER_EXPORT void porter_sigmoid_gate(void* out, const void* x, const void* gate, int64_t rows, int64_t size,
+                                       int64_t x_stride, int64_t gate_stride, int32_t one_gate, int32_t dtype,
+                                       int32_t threads);

@@ -44,6 +44,7 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
 
 RECORDED = (
     "rms_norm", "swiglu", "rope", "linear", "linear_w8a8", "attention", "mla", "experts", "add", "copy", "router",
+    "sigmoid_gate",
 )  # fmt: skip
 """Functions that a recorded program can call; the place of each is its code in program.cpp."""
 

@@ -75,6 +75,7 @@ PORTER_EXPORT void porter_run(const int64_t* program, int64_t commands) {
       case 8: call(porter_add, slots); break;
       case 9: call(porter_copy, slots); break;
       case 10: call(porter_router, slots); break;
+      case 11: call(porter_sigmoid_gate, slots); break;
       default: std::abort();
     }
   }

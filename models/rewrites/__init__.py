@@ -14,6 +14,7 @@ from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.grouped_softmax_router import GroupedSoftmaxRouter
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
+from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention
 
@@ -31,6 +32,7 @@ REWRITES: tuple[Rewrite, ...] = (
     GroupedSoftmaxRouter(),
     SoftmaxRouter(),
     StackedExperts(),
+    GatedSharedExpert(),
     DecoderLayer(),
     HybridLayer(),
 )
