@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch import Tensor
 from porter.golden.format import Record
 from porter.golden.native import kernels, threads
 from porter.golden.node import Node
-from porter.golden.sketch import cosine, relative_error
+from porter.golden.sketch import Sketch, cosine, relative_error
 from porter.golden.store import Golden
 from porter.kernels.cpu.layout import FLOAT_CODES
 
@@ -50,25 +52,34 @@ class Row:
 
 def compare(golden: Golden, other: Golden) -> Iterator[Row]:
     """A row for every floating-point tensor of the golden, in its order; tensors are read and verified once per pair
-    of contents, and not at all where their digests are equal."""
-    theirs = {(record.step, record.call, record.module): record for record in other.records}
+    of contents, and not at all where their digests are equal. While one pair is compared the next is read."""
+    rows = list(_rows(golden, other))
+    pairs = list(dict.fromkeys(ids for _, ids in rows if ids is not None))
     known: dict[tuple[str, str], Distance] = {}
+    distances = zip(pairs, _distances(golden, other, pairs), strict=True)
+    for row, ids in rows:
+        while ids is not None and ids not in known:
+            known.update([next(distances)])
+        yield row if ids is None else replace(row, distance=known[ids])
+
+
+def _rows(golden: Golden, other: Golden) -> Iterator[tuple[Row, tuple[str, str] | None]]:
+    """The rows, and the ids of the two tensors where their distance has yet to be measured."""
+    theirs = {(record.step, record.call, record.module): record for record in other.records}
     for record in golden.records:
         place = record.step, record.call, record.module
         found = dict(_tensors(theirs[place])) if place in theirs else None
         for name, node in _tensors(record):
             if found is None or name not in found:
-                yield Row(*place, name, None, "not in the other recording")
+                yield Row(*place, name, None, "not in the other recording"), None
             elif found[name]["shape"] != node["shape"]:
-                yield Row(*place, name, None, f"shapes are {node['shape']} and {found[name]['shape']}")
+                yield Row(*place, name, None, f"shapes are {node['shape']} and {found[name]['shape']}"), None
             elif node["digest"] == found[name]["digest"]:
-                yield Row(*place, name, Distance(0.0, 1.0, 0.0))
+                yield Row(*place, name, Distance(0.0, 1.0, 0.0)), None
             elif None in (ids := (node["tensor"], found[name]["tensor"])):
-                yield Row(*place, name, None, "recorded as statistics alone")
+                yield Row(*place, name, None, "recorded as statistics alone"), None
             else:
-                if ids not in known:
-                    known[ids] = _distance(golden, other, *ids)
-                yield Row(*place, name, known[ids])
+                yield Row(*place, name, None), ids
 
 
 def difference(candidate: Tensor, golden: Tensor) -> Distance:
@@ -94,10 +105,24 @@ def _from_sums(squared: float, product: float, first: float, second: float, larg
     return Distance(error, product / scale if scale > 0 else math.nan, largest)
 
 
-def _distance(golden: Golden, other: Golden, mine: str, theirs: str) -> Distance:
-    if golden.detail == other.detail == "full":
-        return difference(other.tensor(theirs), golden.tensor(mine))
-    a, b = other.sketch(theirs), golden.sketch(mine)
+def _distances(golden: Golden, other: Golden, pairs: Sequence[tuple[str, str]]) -> Iterator[Distance]:
+    """Of each pair in order. A thread for each recording reads and verifies one tensor ahead."""
+    full = golden.detail == other.detail == "full"
+    with ThreadPoolExecutor(1) as mine, ThreadPoolExecutor(1) as theirs:
+
+        def read(ids: tuple[str, str]) -> tuple[Future[Any], Future[Any]]:
+            first = mine.submit(golden.tensor if full else golden.sketch, ids[0])
+            return theirs.submit(other.tensor if full else other.sketch, ids[1]), first
+
+        ahead = read(pairs[0]) if pairs else None
+        for number in range(1, len(pairs) + 1):
+            assert ahead is not None, "there is a pair"
+            a, b = (each.result() for each in ahead)
+            ahead = read(pairs[number]) if number < len(pairs) else None
+            yield difference(a, b) if full else _between(a, b)
+
+
+def _between(a: Sketch, b: Sketch) -> Distance:
     error, deviation = relative_error(a, b)
     return Distance(error, cosine(a, b)[0], None, deviation)
 

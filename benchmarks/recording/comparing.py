@@ -3,19 +3,21 @@
     python benchmarks/recording/comparing.py [--threads 1] [--gigabytes 0] [--align]
 
 Records the 8-layer Qwen3 in float32 and in bfloat16, 128 tokens, and compares every floating-point tensor.
-`--gigabytes N` then compares two made-up recordings of N GB each, whose tensors all differ, and prints GB/s and the
-peak memory; `--align` aligns the two models' recordings as a whole.
+`--gigabytes N` then compares two made-up recordings of N GB each, whose tensors all differ, in a process of its own and
+read from disk, beside reading the same bytes alone; `--align` aligns the two models' recordings as a whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from timed_models import build
 from torch import nn
 
 from porter.golden.comparison import compare
+from porter.golden.format import TENSORS
 from porter.golden.recorder import recording
 from porter.golden.store import Golden
 
@@ -49,14 +52,39 @@ def timed_comparison(paths: list[Path]) -> None:
     )
 
 
+def let_go(paths: list[Path]) -> None:
+    """Have the files read from disk the next time."""
+    for path in paths:
+        with (path / TENSORS).open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_alone(paths: list[Path]) -> None:
+    """Read both files side by side and print how fast that is: what comparing is bounded by."""
+    let_go(paths)
+    buffer, total, start = bytearray(2**24), 0, time.perf_counter()
+    with ExitStack() as stack:
+        files = [stack.enter_context((path / TENSORS).open("rb", buffering=0)) for path in paths]
+        while count := sum(file.readinto(buffer) or 0 for file in files):
+            total += count
+    seconds = time.perf_counter() - start
+    print(f"reading {total / 1e9:.2f} GB alone: {seconds:.2f} s, {total / seconds / 1e9:.2f} GB/s", flush=True)
+
+
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gigabytes", type=float, default=0)
     parser.add_argument("--align", action="store_true")
+    parser.add_argument("--compare", nargs=2, type=Path, help="two goldens: compare these alone, in this process")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
+    if asked.compare:
+        let_go(asked.compare)
+        timed_comparison(asked.compare)
+        return
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         paths = [Path(folder) / dtype for dtype in ("float32", "bfloat16")]
         for path in paths:
@@ -71,7 +99,9 @@ def main() -> None:
             for path in large:
                 with recording(noise, path, store_weights=False):
                     noise(torch.zeros(2**22))
-            timed_comparison(large)
+            read_alone(large)
+            # A process of its own: what it needs at most is not what recording needed.
+            subprocess.run([sys.executable, __file__, "--threads", str(asked.threads), "--compare", *map(str, large)])
         if asked.align:
             command = [str(Path(sys.executable).with_name("porter")), "align", *map(str, paths), "--json"]
             start = time.perf_counter()
