@@ -24,17 +24,48 @@ class SourceMismatch(PorterError):
         self.class_name = class_name
 
 
-def port_class(node: ast.ClassDef, candidate: Candidate) -> list[Edit]:
-    """The edits on the lines of the file that turn class `node` into its ported form. Raises SourceMismatch."""
+def port_class(
+    node: ast.ClassDef, candidate: Candidate, lines: list[str], classes: Mapping[str, ast.ClassDef]
+) -> list[Edit]:
+    """The edits on the `lines` of the file that turn class `node` into its ported form. Raises SourceMismatch.
+
+    A method that it inherits from another of the file's `classes` is written into it.
+    """
     decorators = [d for d in node.decorator_list if _is_kernel_decorator(d)]
     edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in decorators]
+    init, forward = (_defining(node, name, classes) for name in ("__init__", "forward"))
+    if init is None or forward is None:
+        raise SourceMismatch(node.name, "does not define both __init__ and forward, nor does a class of its file for it")
+    init_edits = _edit_init(node.name, _method(init, "__init__"), candidate)
+    forward_edit = _replace_forward(_method(forward, "forward"), candidate, lines)
+    inherited = [] if init is node else _inherited_init(init, init_edits, lines)
+    inherited += [] if forward is node else ["", *forward_edit[2]]
+    edits += init_edits if init is node else []
+    edits += [forward_edit] if forward is node else []
+    edits += [(_end(node), _end(node), inherited)] if inherited else []
     methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
-    if "forward" not in methods or "__init__" not in methods:
-        raise SourceMismatch(node.name, "does not define both __init__ and forward")
-    edits += _edit_init(node.name, methods["__init__"], candidate)
-    edits.append(_replace_forward(methods["forward"], candidate))
     edits += [(_start(methods[name]), _end(methods[name]) + 1, []) for name in candidate.drop if name in methods]
     return edits
+
+
+def _defining(node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef]) -> ast.ClassDef | None:
+    """The first class of the file, from `node` up, whose body defines method `name`."""
+    if any(isinstance(m, ast.FunctionDef) and m.name == name for m in node.body):
+        return node
+    bases = [classes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in classes]
+    return next((found for base in bases if (found := _defining(base, name, classes)) is not None), None)
+
+
+def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef:
+    return next(m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == name)
+
+
+def _inherited_init(owner: ast.ClassDef, edits: list[Edit], lines: list[str]) -> list[str]:
+    """The edited text of `owner`'s __init__ for a class that inherits it; it goes on from `owner`, not from that class."""
+    init = _method(owner, "__init__")
+    start = _start(init)
+    text = apply_edits(lines[start : _end(init)], [(a - start, b - start, new) for a, b, new in edits])
+    return ["", *(line.replace("super().__init__(", f"super({owner.name}, self).__init__(") for line in text)]
 
 
 def apply_edits(lines: list[str], edits: list[Edit]) -> list[str]:
@@ -120,12 +151,31 @@ def _written(candidate: Candidate) -> list[type]:
     return [kind for kind in reversed(candidate.forward.__mro__) if kind not in nn.Module.__mro__]
 
 
-def _replace_forward(forward: ast.FunctionDef, candidate: Candidate) -> Edit:
+def _replace_forward(forward: ast.FunctionDef, candidate: Candidate, lines: list[str]) -> Edit:
     methods = {name: method for kind in _written(candidate) for name, method in vars(kind).items()}
     functions = [method for method in methods.values() if inspect.isfunction(method)]
     functions.sort(key=lambda function: function.__name__ != "forward")
-    text = "\n".join(textwrap.dedent(inspect.getsource(function)) for function in functions)
+    texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
+    if candidate.adopt is not None:
+        texts[0] = _adopting(texts[0], candidate.adopt, forward, lines)
+    text = "\n".join(texts)
     for ours, theirs in candidate.rename.items():
         text = re.sub(rf"\bself\.{ours}\b", f"self.{theirs}", text)
     # The upstream signature line starts after its decorators, which stay.
     return forward.lineno - 1, _end(forward), textwrap.indent(text, " " * 4).rstrip("\n").split("\n")
+
+
+def _adopting(text: str, adopt: Adopted, forward: ast.FunctionDef, lines: list[str]) -> str:
+    """The ported forward `text` under upstream's own signature."""
+    signature = lines[forward.lineno - 1 : forward.body[0].lineno - 1]
+    method = ast.parse(text).body[0]
+    if not signature or not isinstance(method, ast.FunctionDef):
+        raise SourceMismatch(forward.name, "has its body on the line of its signature")
+    body = text.split("\n")[method.body[0].lineno - 1 :]
+    body = [re.sub(r"^(    return .+), None$", rf"\1{RETURNED[min(adopt.returns, 3)]}", line) for line in body]
+    own = textwrap.dedent("\n".join(signature)).split("\n")
+    return "\n".join([*own, *(f"    {line}" for line in adopt.prologue), *body])
+
+
+RETURNED = {1: "", 2: ", None", 3: ", None, cache"}
+"""What follows the output where a forward returns so many values."""

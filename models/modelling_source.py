@@ -47,25 +47,38 @@ def absolute_imports(text: str, module: str) -> str:
     return re.sub(r"^from (?P<dots>\.+)(?P<name>[\w.]*) import", absolute, text, flags=re.MULTILINE)
 
 
-def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str) -> str:
-    """The modelling file of `module` with each class in `candidates` ported. Raises SourceMismatch naming the class."""
+def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str, class_name: str = "") -> str:
+    """The modelling file of `module` with each class in `candidates` ported. Raises SourceMismatch naming the class.
+
+    `class_name` is the model's class, where its name does not end as transformers' own do.
+    """
     original = upstream_path(module).read_text(encoding="utf-8")
     lines = original.split("\n")
-    tree = ast.parse(original)
+    classes = {node.name: node for node in ast.parse(original).body if isinstance(node, ast.ClassDef)}
+    _refuse_heirs(candidates, classes)
     edits: list[Edit] = []
     kept: list[tuple[int, int]] = []
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        if node.name in candidates:
-            edits += port_class(node, candidates[node.name])
-            kept += _kept_linears(node, candidates[node.name])
-        if node.name.endswith(MODEL_SUFFIXES):
+    pretrained = [name for name in classes if name.endswith("PreTrainedModel")] or [class_name]
+    for name, node in classes.items():
+        if name in candidates:
+            edits += port_class(node, candidates[name], lines, classes)
+            kept += _kept_linears(node, candidates[name])
+        if name == class_name or name.endswith(MODEL_SUFFIXES):
             edits.append(_scheme_edit(node))
-        if node.name.endswith("PreTrainedModel"):
+        if name in pretrained:
             edits.append(_float32_edit(node))
     lines = [line if _within(i, kept) else PLAIN_LINEAR.sub("Linear(", line) for i, line in enumerate(lines)]
     return _with_header(absolute_imports("\n".join(apply_edits(lines, edits)), module), module, chip)
+
+
+def _refuse_heirs(candidates: Mapping[str, Candidate], classes: Mapping[str, ast.ClassDef]) -> None:
+    """A class that stays as it is must not inherit from one that is ported under it."""
+    for name, node in classes.items():
+        for base in node.bases:
+            ported = candidates.get(base.id) if isinstance(base, ast.Name) and name not in candidates else None
+            own = any(isinstance(m, ast.FunctionDef) and m.name == "forward" for m in node.body)
+            if ported is not None and (ported.fusions or not own):
+                raise SourceMismatch(ast.unparse(base), f"is inherited by {name}, which is not ported")
 
 
 def _kept_linears(node: ast.ClassDef, candidate: Candidate) -> list[tuple[int, int]]:
@@ -83,7 +96,12 @@ def _within(line: int, ranges: list[tuple[int, int]]) -> bool:
 
 def _scheme_edit(node: ast.ClassDef) -> Edit:
     """Int8 layers take their places before the weights are initialised or loaded."""
-    init = next(m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__")
+    init = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"), None)
+    if init is None:
+        last = node.end_lineno or node.lineno
+        lines = ["", "    def __init__(self, config, *arguments, **keywords):"]
+        lines += ["        super().__init__(config, *arguments, **keywords)", "        apply_schemes(self, config)"]
+        return last, last, lines
     last = max(s.end_lineno or s.lineno for s in init.body if "self.post_init()" not in ast.unparse(s))
     return last, last, ["        apply_schemes(self, config)"]
 

@@ -22,6 +22,15 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """A forward whose upstream signature is kept: `prologue` names its arguments as the ported body does, and `returns`
+    is how many values it returns (the second is the attention weights, which are not computed; the third the cache)."""
+
+    prologue: tuple[str, ...]
+    returns: int
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to port an upstream class: what its `__init__` loses and gains, and its new forward.
 
@@ -40,6 +49,7 @@ class Candidate:
     drop: tuple[str, ...] = ()
     keep_linear: tuple[str, ...] = ()
     needs_ported: tuple[str, ...] = ()
+    adopt: Adopted | None = None
 
 
 @dataclass(frozen=True)

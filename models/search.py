@@ -126,11 +126,12 @@ class Search:
         while True:
             self._drop_unsupported()
             try:
-                text = ported_text(self.module, self.chosen(), self.chip)
+                text = ported_text(self.module, self.chosen(), self.chip, self.class_name)
                 break
             except SourceMismatch as error:
                 self.reject(error.class_name, str(error))
-        loaded = import_text(text, f"{self.module.rsplit('.', 1)[1]}_{self.chip.replace('-', '_')}", own_package(self.module))
+        name = f"{self.module.rsplit('.', 1)[1]}_{self.chip.replace('-', '_')}"
+        loaded = import_text(text, name, own_package(self.module))
         ported: nn.Module = getattr(loaded, self.class_name)(self.config).double()
         ported.load_state_dict(correspondence_of(self.source, self.chosen()).convert(self.source.state_dict()))
         return text, ported

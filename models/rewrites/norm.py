@@ -9,6 +9,10 @@ from porter.kernels.dispatch import OpCall
 from porter.models.rewrite import Candidate, Mismatch
 
 
+EPSILONS = ("variance_epsilon", "eps", "epsilon")
+LARGEST_EPSILON = 1e-2
+
+
 class RMSNormForward(nn.Module):
     """The ported forward, copied into the generated class."""
 
@@ -33,11 +37,14 @@ class RMSNorm:
     def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
         """One candidate per variant for a module with a single 1-D weight and an epsilon; None when it is no norm."""
         parameters = dict(module.named_parameters())
-        if list(parameters) != ["weight"] or parameters["weight"].dim() != 1 or any(module.children()):
+        if len(parameters) != 1 or any(p.dim() != 1 for p in parameters.values()) or any(module.children()):
             return None
-        epsilon = next(
-            (n for n in ("variance_epsilon", "eps", "epsilon") if isinstance(getattr(module, n, None), float)), None
-        )
+        if any(True for _ in module.buffers()):
+            return Mismatch("one 1-D weight as in an RMSNorm, but a buffer beside it")
+        (weight,) = parameters
+        # An attribute of any name may be the epsilon, if it is as small as one.
+        small = [n for n, value in vars(module).items() if isinstance(value, float) and 0 < value <= LARGEST_EPSILON]
+        epsilon = next((n for n in (*EPSILONS, *small) if isinstance(getattr(module, n, None), float)), None)
         if epsilon is None:
             return Mismatch("one 1-D weight as in an RMSNorm, but no float attribute variance_epsilon, eps or epsilon")
         return [
@@ -45,7 +52,7 @@ class RMSNorm:
                 rewrite=self.name,
                 forward=RMSNormForward,
                 variant=variant,
-                rename={"variance_epsilon": epsilon},
+                rename={"weight": weight, "variance_epsilon": epsilon},
                 append=(
                     f'self.rms_norm = OpCall("rms_norm", "{variant}")',
                     f'self.add_rms_norm = OpCall("add_rms_norm", "{variant}")',
