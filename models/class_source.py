@@ -6,11 +6,12 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Mapping
 
 from torch import nn
 
 from porter.errors import PorterError
-from porter.models.rewrite import Candidate, Fusion
+from porter.models.rewrite import Adopted, Candidate, Fusion
 
 KERNEL_DECORATORS = ("use_kernel_forward_from_hub", "use_kernelized_func", "use_experts_implementation")
 Edit = tuple[int, int, list[str]]  # first line, line after the last, replacement; lines count from 0
@@ -35,7 +36,9 @@ def port_class(
     edits: list[Edit] = [(d.lineno - 1, d.end_lineno or d.lineno, []) for d in decorators]
     init, forward = (_defining(node, name, classes) for name in ("__init__", "forward"))
     if init is None or forward is None:
-        raise SourceMismatch(node.name, "does not define both __init__ and forward, nor does a class of its file for it")
+        raise SourceMismatch(
+            node.name, "does not define both __init__ and forward, nor does a class of its file for it"
+        )
     init_edits = _edit_init(node.name, _method(init, "__init__"), candidate)
     forward_edit = _replace_forward(_method(forward, "forward"), candidate, lines)
     inherited = [] if init is node else _inherited_init(init, init_edits, lines)
@@ -61,7 +64,7 @@ def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef:
 
 
 def _inherited_init(owner: ast.ClassDef, edits: list[Edit], lines: list[str]) -> list[str]:
-    """The edited text of `owner`'s __init__ for a class that inherits it; it goes on from `owner`, not from that class."""
+    """The edited text of `owner`'s __init__ for a class that inherits it; it calls on from `owner`."""
     init = _method(owner, "__init__")
     start = _start(init)
     text = apply_edits(lines[start : _end(init)], [(a - start, b - start, new) for a, b, new in edits])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from porter.errors import PorterError
-from porter.models.class_source import Edit, apply_edits, port_class
+from porter.models.class_source import Edit, SourceMismatch, apply_edits, port_class
 from porter.models.generated import own_package
 from porter.models.rewrite import Candidate
 

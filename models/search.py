@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from porter.models.modelling_source import ported_text
 from porter.models.proof import BOUND, Call, Proof, module_verdict, prove_model, record_calls
 from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrite import Candidate, Mismatch, Rewrite
+from porter.models.unseen import hidden_limit
 
 UNKNOWN = "no rewrite knows it"
 UNUSED = "a model of this configuration has none"
@@ -62,9 +64,7 @@ class Search:
             for name, kind in vars(importlib.import_module(self.module)).items()
             if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == self.module
         }
-        reasons = {
-            name: UNKNOWN if name in self.instances else UNUSED for name in defined if name not in self.waiting
-        }
+        reasons = {name: UNKNOWN if name in self.instances else UNUSED for name in defined if name not in self.waiting}
         for part in self.source.modules():
             home = type(part).__module__
             if home != self.module and not home.startswith(LIBRARIES):
@@ -107,6 +107,8 @@ class Search:
                     self.near_misses[kind] = f"{rewrite.name}: {found.reason}"
                 elif found and not any(name in self.calls for name in names):
                     self.near_misses[kind] = f"{rewrite.name}: no forward pass calls it, so nothing can be proven"
+                elif found and (limit := _hidden_limit(found, parts)):
+                    self.near_misses[kind] = f"{rewrite.name}: {limit}"
                 elif found:
                     self.waiting[kind] = found
                     self.near_misses.pop(kind, None)
@@ -181,6 +183,12 @@ class Search:
             f"{self.class_name}: the ported model differs from upstream in {part} by {error:.1e} "
             f"(bound {BOUND:.0e}), and no single class is to blame"
         )
+
+
+def _hidden_limit(candidates: Sequence[Candidate], parts: Sequence[nn.Module]) -> str | None:
+    """What the proof of these candidates might not see in any of a class's instances."""
+    ported = "".join(inspect.getsource(kind) for kind in {candidate.forward for candidate in candidates})
+    return next((limit for part in parts if (limit := hidden_limit(part, ported))), None)
 
 
 def _common_candidates(rewrite: Rewrite, parts: Sequence[nn.Module]) -> list[Candidate] | Mismatch | None:
