@@ -26,6 +26,7 @@ from porter.kernels.reference.rope_frequencies import OPS as ROPE_FREQUENCIES
 from porter.kernels.reference.router import OPS as ROUTER
 from porter.kernels.reference.sampling import OPS as SAMPLING
 from porter.kernels.reference.sparse_mla_attention import OPS as SPARSE_MLA_ATTENTION
+from porter.kernels.reference.variable_length import OPS as VARIABLE_LENGTH
 
 REFERENCE = "reference"
 DEFAULT_CHIP = "cpu"
@@ -104,6 +105,7 @@ def default_registry() -> OpRegistry:
         *ACTIVATION,
         *LINEAR,
         *ATTENTION,
+        *VARIABLE_LENGTH,
         *MLA_ATTENTION,
         *INDEXER,
         *SPARSE_MLA_ATTENTION,

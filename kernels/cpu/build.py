@@ -25,7 +25,8 @@ from pathlib import Path
 
 SOURCES = (
     "norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "router", "program",
-    "measure", "indexer", "sparse_mla", "causal_conv1d", "gates", "delta_rule",
+    "measure", "causal_conv1d", "gates", "delta_rule", "indexer", "sparse_mla",
+    "variable_length",
 )  # fmt: skip
 HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "absorb", "selection", "kernels")
 COMPILERS = ("c++", "g++", "clang++")

@@ -38,6 +38,7 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "measure": (*[_POINTER] * 7, _SIZE, _SIZE, _CODE, _CODE),
     "indexer": (*[_POINTER] * 7, _REAL, *[_CODE] * 4),
     "sparse_mla": (*[_POINTER] * 10, _REAL, *[_CODE] * 3),
+    "variable_length": (*[_POINTER] * 7, _REAL, *[_CODE] * 2),
     "difference": (_POINTER, _POINTER, _POINTER, _SIZE, _CODE, _CODE, _CODE),
 }
 """Argument types of each function `porter_<name>`, in the order of its C declaration."""
@@ -75,6 +76,7 @@ class KernelLibrary:
     measure: Function
     indexer: Function
     sparse_mla: Function
+    variable_length: Function
     difference: Function
 
     def __init__(self, isa: str | None = None) -> None:

@@ -41,6 +41,7 @@ from porter.kernels.cpu.router import (
     router_softmax,
 )
 from porter.kernels.cpu.sparse_attention import accepts_indexer, accepts_sparse_mla, indexer, sparse_mla_attention
+from porter.kernels.cpu.variable_length import accepts_variable_length, variable_length
 
 Accepts = Callable[..., "str | None"]
 Make = Callable[[KernelLibrary], Callable[..., Any]]
@@ -59,6 +60,7 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("linear", "w8a16"): (accepts_int8, linear_w8a16),
     ("linear", "w8a8"): (accepts_w8a8, linear_w8a8),
     ("attention", "gqa"): (accepts_attention, attention),
+    ("attention", "variable_length"): (accepts_variable_length, variable_length),
     ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
     ("mla_attention", "expanded"): (accepts_mla, mla_expanded),
     ("indexer", "lightning"): (accepts_indexer, indexer),
