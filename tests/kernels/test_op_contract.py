@@ -69,6 +69,8 @@ FAULTS: dict[tuple[str, str], Any] = {
     ("rope", "half"): lambda query, key, cos, sin: (query, key, cos, -sin),
     ("attention", "gqa"): lambda q, k, v, mask, scaling, window: (q, k, v, mask, scaling * 1.1, window),
     ("mla_attention", "absorbed"): lambda n, r, latent, *rest: (n, r.flip(-1), latent, *rest),
+    ("indexer", "lightning"): lambda query, key, weights, *rest: (query, key, weights.abs(), *rest),
+    ("sparse_mla_attention", "absorbed"): lambda *given: (*given[:5], given[5].roll(1, -2) - 1, *given[6:]),
     ("router", "grouped_sigmoid"): lambda hidden, weight, bias, *rest: (hidden, weight, torch.zeros_like(bias), *rest),
     ("experts", "standard"): lambda hidden, index, weights, *rest: (hidden, index, torch.ones_like(weights), *rest),
     ("sampling", "greedy"): lambda logits: (-logits,),

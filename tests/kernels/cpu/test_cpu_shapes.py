@@ -59,6 +59,11 @@ FITTING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("mla_attention", "absorbed"): (
         floats(2, 4, 3, 6), floats(2, 4, 3, 2), floats(2, 1, 5, 7), floats(2, 1, 5, 2), floats(4 * 9, 7), MASK, 0.3,
     ),
+    ("indexer", "lightning"): (floats(2, 3, 4, 8), floats(2, 5, 8), floats(2, 3, 4), MASK[0], 0.3, 2),
+    ("sparse_mla_attention", "absorbed"): (
+        floats(2, 4, 3, 6), floats(2, 4, 3, 2), floats(2, 1, 5, 7), floats(2, 1, 5, 2), floats(4 * 9, 7),
+        INDEX.expand(2, 3, 2), MASK, 0.3,
+    ),
     ("router", "softmax"): (floats(3, 8), floats(4, 8), 2, True),
     ("router", "grouped_sigmoid"): (floats(3, 8), floats(8, 8), floats(8), 2, 2, 1, True, 2.5),
     ("experts", "standard"): (floats(3, 8), INDEX, floats(3, 2), floats(4, 12, 8), floats(4, 8, 6)),
@@ -90,6 +95,19 @@ MISFITS: dict[tuple[str, str], dict[int, tuple[Any, ...]]] = {
         3: (floats(2, 1, 4, 2), floats(1, 1, 5, 2)),
         4: (floats(4 * 9, 6), floats(4 * 9 + 1, 7), floats(4 * 6, 7)),
         5: (MASK.expand(1, 3, 3, 5),),
+    },
+    ("indexer", "lightning"): {
+        1: (floats(1, 5, 8), floats(2, 5, 7), floats(2, 1, 5, 8)[0]),
+        2: (floats(2, 3, 3), floats(1, 3, 4)),
+        3: (MASK, MASK[0].expand(3, 3, 5), MASK[0, :, :2]),
+        5: (0,),
+    },
+    ("sparse_mla_attention", "absorbed"): {
+        1: (floats(2, 4, 2, 2), floats(2, 4, 3, 4)),
+        2: (floats(1, 1, 5, 7), floats(2, 1, 5, 8)),
+        4: (floats(4 * 9, 6), floats(4 * 6, 7)),
+        5: (INDEX, INDEX.expand(1, 3, 2), INDEX.expand(2, 3, 2).float()),
+        6: (MASK.expand(1, 4, 3, 5), MASK[..., :4]),
     },
     ("router", "softmax"): {0: (floats(3, 9), floats(1, 3, 8)), 2: (5, 0)},
     ("router", "grouped_sigmoid"): {1: (floats(7, 8), floats(2, 8)), 2: (floats(7),), 3: (9,), 4: (3,), 5: (3, 0)},
