@@ -54,8 +54,8 @@ def _by_torch(
 ) -> torch.Tensor:
     out = torch.empty(query.shape, dtype=query.dtype)
     for low, high in found:
-        states = (t[low:high].transpose(0, 1)[None] for t in (query, key, value))
-        attended = torch.nn.functional.scaled_dot_product_attention(*states, scale=scaling)
+        q, k, v = (t[low:high].transpose(0, 1)[None] for t in (query, key, value))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scaling)
         out[low:high] = attended[0].transpose(0, 1)
     return out
 

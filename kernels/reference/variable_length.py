@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -24,7 +25,7 @@ def segments(cu_seqlens: torch.Tensor, tokens: int) -> list[tuple[int, int]]:
     """(first token, token after the last) of each segment that is not empty. Raises ValueError where `cu_seqlens` does
     not go up from 0 to `tokens`."""
     bounds: list[int] = cu_seqlens.tolist()
-    pairs = list(zip(bounds, bounds[1:], strict=False))
+    pairs = list(itertools.pairwise(bounds))
     if not bounds or bounds[0] != 0 or bounds[-1] != tokens or any(low > high for low, high in pairs):
         raise ValueError(f"cu_seqlens must go up from 0 to the {tokens} tokens there are, got {bounds[:8]} ...")
     return [(low, high) for low, high in pairs if low < high]
@@ -86,7 +87,7 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     draw = Draw(dtype, 53)
     for lengths, heads, size, value_size in SHAPES:
         tokens = sum(lengths)
-        states = draw.normal(tokens, heads, size), draw.normal(tokens, heads, size), draw.normal(tokens, heads, value_size)
+        states = tuple(draw.normal(tokens, heads, each) for each in (size, size, value_size))
         yield Case(f"lengths {lengths}, H, D, Dv = {heads, size, value_size}", (*states, _bounds(lengths), size**-0.5))
     query, key, value = (draw.normal(23, 2, 16) for _ in range(3))
     bounds = _bounds((7, 16))
