@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from porter.models.rewrites.gated_norm import GatedRMSNorm
 from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.plan import kv_bytes_per_token, state_bytes
+from porter.precision import float64_mode
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 WIDTHS = {
@@ -146,14 +149,19 @@ def test_a_left_padded_batch_generates_what_its_rows_do_alone(pair: tuple[Any, A
 
 @pytest.mark.parametrize("kind", ["transformers", "porter"])
 def test_a_prompt_of_1100_tokens_in_pieces_is_the_prompt_at_once(pair: tuple[Any, Any], kind: str) -> None:
-    source, ported = pair
+    source, ported = (copy.deepcopy(model) for model in pair)
+    routed = hasattr(ported.config, "num_experts")
+    if routed:  # in float32 a router may choose another expert by rounding alone
+        source, ported = source.double(), ported.double()
     ids = tokens(1, 1100)
     cache = DynamicCache(config=ported.config) if kind == "transformers" else cache_for(ported.config, 1100)
-    with torch.no_grad():
+    with torch.no_grad(), float64_mode() if routed else nullcontext():
         whole, theirs = ported(ids).logits, source(ids).logits
-    # float32 over 1100 tokens; upstream's own pieces differ from its whole by about 4e-6 here.
-    assert error(whole, theirs) < 2e-5
-    assert error(fed(ported, ids, [300, 1, 260, 5, 64, 3, 3, 400, *[1] * 64], cache), whole) < 2e-5
+        pieces = fed(ported, ids, [300, 1, 260, 5, 64, 3, 3, 400, *[1] * 64], cache)
+    # In float32, upstream's own pieces differ from its whole by about 4e-6 here.
+    bound = 1e-10 if routed else 2e-5
+    assert error(whole, theirs) < bound
+    assert error(pieces, whole) < bound
 
 
 def test_crops_of_a_recorded_past_are_upstreams(pair: tuple[Any, Any]) -> None:

@@ -38,6 +38,12 @@ PUBLISHED_BILLIONS = {
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235,
     "qwen3-coder-480b-a35b": 480,
+    "qwen3-next-80b-a3b": 80,
+    "qwen3-coder-next": 80,
+    "qwen3.5-9b": 9,
+    "qwen3.5-27b": 27,
+    "qwen3.5-35b-a3b": 35,
+    "qwen3.5-397b-a17b": 397,
 }
 
 
