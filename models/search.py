@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class Search:
     instances: dict[str, list[str]] = field(default_factory=dict)
     near_misses: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    nearest: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     @classmethod
     def begin(
@@ -75,12 +77,15 @@ class Search:
         """The current candidate of each class that has one left."""
         return {name: candidates[0] for name, candidates in self.waiting.items()}
 
-    def reject(self, name: str, reason: str) -> None:
-        """Drop the current candidate of class `name`; the reason is kept where it was the last."""
+    def reject(self, name: str, reason: str, error: float = math.inf) -> None:
+        """Drop the current candidate of class `name`; where it was the last, the reason of the one that came closest
+        (by its `error`) is kept."""
         del self.waiting[name][0]
+        nearest = min(self.nearest.get(name, (math.inf, reason)), (error, reason), key=lambda miss: miss[0])
+        self.nearest[name] = nearest
         if not self.waiting[name]:
             del self.waiting[name]
-            self.near_misses[name] = reason
+            self.near_misses[name] = nearest[1]
 
     def settle(self) -> tuple[str, nn.Module, Proof]:
         """The text, the ported model and the whole model's proof once every class in it has passed its own.
@@ -121,14 +126,14 @@ class Search:
             if not failing:
                 return text, ported
             for name, reason in failing.items():
-                self.reject(name, f"{self.waiting[name][0].variant}: {reason}")
+                self.reject(name, f"{self.waiting[name][0].variant}: {reason}", self.errors[name])
 
     def _generate(self) -> tuple[str, nn.Module]:
         """The text with the current candidates, and the ported model at reduced width with the source's weights."""
         while True:
             self._drop_unsupported()
             try:
-                text = ported_text(self.module, self.chosen(), self.chip, self.class_name)
+                text = ported_text(self.module, self.chosen(), self.chip, self.class_name, self._parts())
                 break
             except SourceMismatch as error:
                 self.reject(error.class_name, str(error))
@@ -137,6 +142,16 @@ class Search:
         ported: nn.Module = getattr(loaded, self.class_name)(self.config).double()
         ported.load_state_dict(correspondence_of(self.source, self.chosen()).convert(self.source.state_dict()))
         return text, ported
+
+    def _parts(self) -> dict[tuple[str, str], str]:
+        """(class, attribute) -> class, for the parts of the model that are built by classes of its own file."""
+        own = [part for part in self.source.modules() if type(part).__module__ == self.module]
+        return {
+            (type(part).__name__, name): type(child).__name__
+            for part in own
+            for name, child in part.named_children()
+            if type(child).__module__ == self.module
+        }
 
     def _drop_unsupported(self) -> None:
         """A candidate that calls a child in its ported form needs that child to be ported."""
@@ -177,7 +192,7 @@ class Search:
             finally:
                 self.waiting[kind] = kept
             if passed:
-                self.reject(kind, f"{kept[0].variant}: with it the model differs in {part} by {error:.1e}")
+                self.reject(kind, f"{kept[0].variant}: with it the model differs in {part} by {error:.1e}", 0.0)
                 return
         raise Refusal(
             f"{self.class_name}: the ported model differs from upstream in {part} by {error:.1e} "

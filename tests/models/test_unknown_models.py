@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import transformers
+from lark import lark, planned, ported
 
 from porter.errors import PorterError, Refusal
 from porter.models.family import family_of
 from porter.models.proof import BOUND
-from tests.models.lark import lark, planned, ported
 
 PLAIN = {"Scale": "standard", "FeedForward": "w1 gates w3", "Attention": "half rope"}
 SILU = "F.silu(self.w1(x)) * self.w3(x)"
