@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
+from porter.models.auto_class import auto_class_name, model_class_name
 from porter.models.checkpoint_layout import checkpoint_layout
 from porter.models.config_rules import check_config
 from porter.models.loading import registered_conversions
@@ -40,6 +40,11 @@ class Family:
     expected: tuple[str, ...]
     special: tuple[str, ...]
     prediction: PredictionNames | None = None
+
+    @property
+    def auto_class(self) -> str:
+        """The auto class of transformers that builds the model."""
+        return auto_class_name(self.model_type)
 
     def port(self, config: Any, chip: str = "cpu") -> PortedSource:
         """Generate and prove the ported file for `config`. Raises PorterError naming a rewrite that did not match."""
@@ -127,7 +132,7 @@ class _Converting:
 
 FAMILY_FILES = (
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
-    "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
 )  # fmt: skip
 
 
@@ -148,8 +153,8 @@ def family_of(model_type: str, where: str = "model_type") -> Family:
     known = families()
     if model_type in known:
         return known[model_type]
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    if not isinstance(class_name, str):
+    class_name = model_class_name(model_type)
+    if class_name is None:
         raise PorterError(f"{where}: transformers has no causal language model of type {model_type!r}")
     module = str(getattr(transformers, class_name).__module__)
     return Family(model_type, module, class_name, expected=(), special=(UNLISTED,))

@@ -8,6 +8,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from porter.errors import PorterError
 from porter.models.class_source import Edit, SourceMismatch, apply_edits, port_class
@@ -22,6 +23,7 @@ OP_IMPORTS = (
     "from porter.models.schemes import apply_schemes",
 )
 PLAIN_LINEAR = re.compile(r"(?<![\w.])(?:torch\.)?nn\.Linear\(")
+AUTO_MODEL = "AutoModel.from_config"
 MODEL_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration")
 
 
@@ -47,10 +49,18 @@ def absolute_imports(text: str, module: str) -> str:
     return re.sub(r"^from (?P<dots>\.+)(?P<name>[\w.]*) import", absolute, text, flags=re.MULTILINE)
 
 
-def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str, class_name: str = "") -> str:
+def ported_text(
+    module: str,
+    candidates: Mapping[str, Candidate],
+    chip: str,
+    class_name: str = "",
+    parts: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> str:
     """The modelling file of `module` with each class in `candidates` ported. Raises SourceMismatch naming the class.
 
-    `class_name` is the model's class, where its name does not end as transformers' own do.
+    `class_name` is the model's class, where its name does not end as transformers' own do. `parts` names the class of
+    this file that (class, attribute) is an instance of: where an auto class would build it, which finds transformers'
+    own class, the one of this file is named instead.
     """
     original = upstream_path(module).read_text(encoding="utf-8")
     lines = original.split("\n")
@@ -63,12 +73,26 @@ def ported_text(module: str, candidates: Mapping[str, Candidate], chip: str, cla
         if name in candidates:
             edits += port_class(node, candidates[name], lines, classes)
             kept += _kept_linears(node, candidates[name])
+        edits += _part_edits(node, parts, lines)
         if name == class_name or name.endswith(MODEL_SUFFIXES):
             edits.append(_scheme_edit(node))
         if name in pretrained:
             edits.append(_float32_edit(node))
     lines = [line if _within(i, kept) else PLAIN_LINEAR.sub("Linear(", line) for i, line in enumerate(lines)]
     return _with_header(absolute_imports("\n".join(apply_edits(lines, edits)), module), module, chip)
+
+
+def _part_edits(node: ast.ClassDef, parts: Mapping[tuple[str, str], str], lines: list[str]) -> list[Edit]:
+    edits: list[Edit] = []
+    for stmt in ast.walk(node):
+        if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Call):
+            continue
+        part = parts.get((node.name, ast.unparse(stmt.targets[0]).removeprefix("self.")))
+        if part is not None and ast.unparse(stmt.value.func) == AUTO_MODEL:
+            text = "\n".join(lines[stmt.lineno - 1 : stmt.end_lineno])
+            own = text.replace(AUTO_MODEL, f"{part}._from_config").split("\n")
+            edits.append((stmt.lineno - 1, stmt.end_lineno or stmt.lineno, own))
+    return edits
 
 
 def _refuse_heirs(candidates: Mapping[str, Candidate], classes: Mapping[str, ast.ClassDef]) -> None:

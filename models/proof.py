@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from porter.kernels.dispatch import using_reference
+from porter.models.images import forget_positions, image_prompt, reads_image_grids
 from porter.precision import float64_mode
 
 # Both sides are float64 and differ by the order of a few thousand additions: about 1e-13. A mistake is above 1e-6.
@@ -87,7 +89,7 @@ def _is_routing(weights: Any, indices: Any) -> bool:
 
 def random_tokens(model: nn.Module, batch: int = 2) -> torch.Tensor:
     """Token ids [batch, TOKENS] for a model, the same every time."""
-    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     return torch.randint(0, vocabulary, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
@@ -112,7 +114,7 @@ def _exact(*models: nn.Module) -> Iterator[None]:
 
 
 def record_calls(source: nn.Module) -> dict[str, Call]:
-    """One prefill of `source` without a cache: each module's first call."""
+    """One prefill of `source` without a cache, with images where it reads them: each module's first call."""
     calls: dict[str, Call] = {}
 
     def hook(name: str) -> Any:
@@ -124,7 +126,11 @@ def record_calls(source: nn.Module) -> dict[str, Call]:
     handles = [m.register_forward_hook(hook(n), with_kwargs=True) for n, m in source.named_modules() if n]
     try:
         with _exact(source):
-            source(random_tokens(source), use_cache=False)
+            if reads_image_grids(source):
+                prompt = image_prompt(source)
+                source(prompt.input_ids, use_cache=False, **prompt.keywords)
+            else:
+                source(random_tokens(source), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -153,15 +159,19 @@ Part = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
-    """Logits of both in each of `PARTS`: a prefill, decode steps with a cache, chunks, a left-padded batch.
+    """Logits of both in each of `PARTS`: a prefill, decode steps with a cache, chunks, a left-padded batch; and in each
+    of `IMAGE_PARTS` where `source` reads images.
 
     A part that `source` cannot run is skipped, with its reason; one that only `ported` cannot run has infinite error.
     Raises what `source` raises on a plain prefill: of such a model nothing can be proven.
     """
     ids = random_tokens(source)
+    parts = {**PARTS, **IMAGE_PARTS} if reads_image_grids(source) else PARTS
     errors, skipped = {}, {}
     with _exact(source, ported), using_reference(ported):
-        for name, part in PARTS.items():
+        for name, part in parts.items():
+            forget_positions(source)
+            forget_positions(ported)
             try:
                 wanted = part(source, ids)
             except CANNOT_RUN as error:
@@ -198,12 +208,40 @@ def _chunked(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return _fed(model, ids, [5, TOKENS - 5])
 
 
-def _fed(model: nn.Module, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache."""
+def _prefill_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    prompt = image_prompt(model)
+    return model(prompt.input_ids, use_cache=False, **prompt.keywords).logits  # type: ignore[no-any-return]
+
+
+def _left_padded_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    prompt = image_prompt(model)
+    mask = torch.ones_like(prompt.input_ids)
+    mask[0, :4] = 0
+    output = model(prompt.input_ids, attention_mask=mask, use_cache=False, **prompt.keywords)
+    return output.logits[:, 4:]  # type: ignore[no-any-return]
+
+
+def _decode_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    prompt = image_prompt(model)
+    rest = prompt.input_ids.shape[1] - prompt.head
+    return _fed(model, prompt.input_ids, [prompt.head, *[1] * rest], prompt.first(prompt.head))
+
+
+def _chunked_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    prompt = image_prompt(model)
+    sizes = [prompt.head, prompt.input_ids.shape[1] - prompt.head]
+    return _fed(model, prompt.input_ids, sizes, prompt.first(prompt.head))
+
+
+def _fed(
+    model: nn.Module, ids: torch.Tensor, sizes: list[int], images: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> torch.Tensor:
+    """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache, and `images` with
+    the first."""
     keyword = cache_keyword(model)
     cache, logits = None, []
     for piece in ids.split(sizes, dim=1):
-        output = model(piece, use_cache=True, **({} if cache is None else {keyword: cache}))
+        output = model(piece, use_cache=True, **(images if cache is None else {keyword: cache}))
         cache = getattr(output, keyword)
         logits.append(output.logits)
     return torch.cat(logits[1:], dim=1)
@@ -223,4 +261,10 @@ PARTS: Mapping[str, Part] = {
     "decode": _decode,
     "chunked": _chunked,
     "left_padded": _left_padded,
+}
+IMAGE_PARTS: Mapping[str, Part] = {
+    "prefill with images": _prefill_images,
+    "decode after images": _decode_images,
+    "chunked after images": _chunked_images,
+    "left_padded with images": _left_padded_images,
 }

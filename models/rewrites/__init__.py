@@ -10,13 +10,14 @@ from porter.models.rewrites.gated_attention import GatedAttention
 from porter.models.rewrites.gated_delta_net import GatedDeltaNet
 from porter.models.rewrites.gated_mlp import GatedMLP
 from porter.models.rewrites.gated_norm import GatedRMSNorm
-from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.grouped_softmax_router import GroupedSoftmaxRouter
+from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
 from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention
+from porter.models.rewrites.vision_attention import VisionAttention
 
 REWRITES: tuple[Rewrite, ...] = (
     GatedRMSNorm(),
@@ -25,6 +26,7 @@ REWRITES: tuple[Rewrite, ...] = (
     GatedDeltaNet(),
     GatedAttention(),
     GroupedQueryAttention(),
+    VisionAttention(),
     MultiHeadLatentAttention(),
     LightningIndexer(),
     SparseLatentAttention(),

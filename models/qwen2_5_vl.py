@@ -1,0 +1,27 @@
+"""Qwen2.5-VL: a vision tower of windowed attention before a Qwen2.5 text model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from porter.models.family import Family, importable
+
+FAMILY = Family(
+    model_type="qwen2_5_vl",
+    module="transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    class_name="Qwen2_5_VLForConditionalGeneration",
+    expected=("vision_attention", "rms_norm", "attention", "gated_mlp", "decoder_layer"),
+    special=(
+        "vision tower: attention within windows of patches, and within whole images in the blocks of fullatt_block_indexes",
+        "vision blocks have gated MLPs and RMS norms",
+        "multi-axis rope: a section of the frequencies for each of frame, row and column",
+    ),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Qwen2_5_VLForConditionalGeneration, generated and proven when it is first asked for."""
+    if name != FAMILY.class_name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importable(FAMILY)
+    return globals()[name]
