@@ -55,10 +55,19 @@ def test_adapt_run_eval_bench(porter: Any, tmp_path: Path) -> None:
     assert [t["label"] for t in timed["timings"]] == ["porter bf16", "transformers fp32", "transformers bf16"]
 
 
-def test_models_lists_families(porter: Any) -> None:
-    status, listed, _ = porter("models", "--json")
+def test_models_tells_support_by_chip_with_its_evidence(porter: Any) -> None:
+    status, listed, _ = porter("models", "qwen3", "--json")
     assert status == 0
-    assert {f["family"] for f in listed["families"]} == {"qwen2", "qwen3", "deepseek_v3"}
+    (family,) = listed["families"]
+    chips = {chip["chip"]: chip for chip in family["chips"]}
+    cpu = chips["cpu-x86-avx2"]
+    assert (cpu["native"], cpu["ops"], cpu["evidence"]) == (
+        cpu["ops"],
+        len(cpu["reference"]) + cpu["native"],
+        "measured",
+    )
+    assert (chips["ascend-910b"]["native"], chips["ascend-910b"]["evidence"]) == (0, "none")
+    assert len(chips["ascend-910b"]["reference"]) == cpu["ops"]
 
 
 REFUSED = [
