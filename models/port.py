@@ -78,6 +78,11 @@ def port_source(config: Any, module: str, class_name: str, chip: str) -> PortedS
     return PortedSource(module, class_name, chip, text, classes, dict(search.near_misses), proof, left=left)
 
 
+def tied_weights(config: Any, module: str, class_name: str) -> dict[str, str]:
+    """The parameters that a model of `config` ties, and so does not store: name -> the one that each equals."""
+    return dict(getattr(source_on_meta(config, module, class_name), "all_tied_weights_keys", None) or {})
+
+
 def source_on_meta(config: Any, module: str, class_name: str) -> nn.Module:
     """The upstream model of `config` without storage; building one writes into its config, so it gets a copy."""
     with torch.device("meta"):

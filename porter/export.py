@@ -23,8 +23,8 @@ from porter.errors import PorterError
 from porter.integrity import CONFIG, text_digest, weight_record
 from porter.models.generated import own_package
 from porter.models.modelling_source import upstream_diff
-from porter.models.own_code import AUTO_CLASS, companion_files, own_classes
-from porter.models.port import source_on_meta
+from porter.models.own_code import companion_files, own_classes
+from porter.models.port import source_on_meta, tied_weights
 from porter.recipe import TensorRecipe, consumed, recipes
 
 CARRIED = (
@@ -76,10 +76,10 @@ def export(
     """
     refuse_occupied(output)
     ported = port.skeleton()
-    tied = {"lm_head.weight": "model.embed_tokens.weight"} if port.reference.config.tie_word_embeddings else {}
+    tied = tied_weights(port.reference.config, port.family.module, port.family.class_name)
     predicting = port.prediction_state()
     plan = recipes(ported, *_correspondences(port), tied, port.dtype, predicting)
-    plan = _without_tied(plan, port)
+    plan = [r for r in plan if not (port.config.tie_word_embeddings and r.outputs.keys() & tied.keys())]
     if weights is None:
         return _write_code_only(port, output, plan)
     checkpoint = Checkpoint.open(weights)
@@ -121,12 +121,6 @@ def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:
                 f"{checkpoint.directory / info.shard}: tensor {name} is {info.dtype}: quantized weights are not read "
                 "yet; give the checkpoint in bf16 or fp32"
             )
-
-
-def _without_tied(plan: list[TensorRecipe], port: Port) -> list[TensorRecipe]:
-    if not port.config.tie_word_embeddings:
-        return plan
-    return [r for r in plan if "lm_head.weight" not in r.outputs]
 
 
 def _tensor_plans(recipe: TensorRecipe) -> tuple[TensorPlan, ...]:
@@ -193,7 +187,7 @@ def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
     data: dict[str, Any] = port.config.to_dict()
     data.pop("_name_or_path", None)
     stem = port.source.file_name.removesuffix(".py")
-    data["auto_map"] = {AUTO_CLASS: f"{stem}.{port.family.class_name}"}
+    data["auto_map"] = {port.family.auto_class: f"{stem}.{port.family.class_name}"}
     if own_package(port.source.module) and "AutoConfig" in (own := own_classes(port.reference.directory)):
         data["auto_map"]["AutoConfig"] = own["AutoConfig"].rpartition("--")[2]
     data["architectures"] = [port.family.class_name]
@@ -243,8 +237,8 @@ def _readme(port: Port) -> str:
     return f"""# {port.reference.name}, ported to {port.chip.name}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True, dtype="auto")
+from transformers import AutoTokenizer, {port.family.auto_class}
+model = {port.family.auto_class}.from_pretrained(".", trust_remote_code=True, dtype="auto")
 print(model.generate(AutoTokenizer.from_pretrained(".")("Once upon", return_tensors="pt").input_ids, max_new_tokens=32))
 ```
 
