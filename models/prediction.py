@@ -107,7 +107,8 @@ def prediction_of(
     hidden = int(config.hidden_size)
     for prefix in prefixes:
         for part in PARTS:
-            state[prefix + part] = torch.empty((hidden, 2 * hidden) if part == "eh_proj.weight" else hidden, device="meta")
+            shape = (hidden, 2 * hidden) if part == "eh_proj.weight" else (hidden,)
+            state[prefix + part] = torch.empty(shape, device="meta")
     ported = correspondence_of(upstream, {c.name: c.candidate for c in source.classes})
     canonical = {_renamed(name, disk): name for name in stored}
     entries = {e.target: e for e in checkpoint_layout(upstream, canonical.keys()).entries if e.target in state}
@@ -133,8 +134,9 @@ def prediction_of(
 def _disk_names(names: PredictionNames, layer: int, index: int) -> dict[str, str]:
     """Ported name -> name on disk of the parts, and of the beginning of the decoder layer's names (listed last)."""
     prefix = f"model.layers.{layer}."
-    parts = {prefix + part: disk.format(layer=layer, index=index) for part, disk in zip(PARTS, names.parts, strict=True)}
-    return {**parts, prefix: names.block.format(layer=layer, index=index)}
+    ours = (*(prefix + part for part in PARTS), prefix)
+    theirs = (name.format(layer=layer, index=index) for name in (*names.parts, names.block))
+    return dict(zip(ours, theirs, strict=True))
 
 
 def _on_disk(name: str, disk: Mapping[int, Mapping[str, str]]) -> str:

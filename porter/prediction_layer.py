@@ -37,4 +37,5 @@ def load_prediction_layer(directory: str | Path, model: Any, *, strict: bool = F
         raise PorterError(f"{directory}: tensor {name} does not fit the prediction layer; adapt the model again")
     reference_only = tuple(section.get("reference_only", ()))
     bind_model(layer, section.get("chip", "cpu"), strict=strict, reference_only=reference_only)
-    return layer.eval().requires_grad_(False)
+    layer.eval().requires_grad_(False)
+    return layer

@@ -1,4 +1,4 @@
-"""Speculative decoding gives the tokens of plain decoding, whatever is drafted, and leaves the cache as plain steps do."""
+"""Speculative decoding gives the tokens of plain decoding whatever is drafted, and its cache is that of plain steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from porter import speculation
 from porter.errors import PorterError
 from porter.generation import generate
 from porter.kv_cache import cache_for
-from porter.models.presets import shipped_directory
 from porter.prediction_layer import load_prediction_layer
 from porter.speculation import SpeculativeStep, generate_speculatively
 
@@ -149,7 +148,7 @@ def test_the_cache_forgets_exactly_what_was_refused(
 
 
 def test_the_layers_cache_is_that_of_one_pass(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After steps of several drafts, of which some were refused, the layer's keys belong to the model's states alone."""
+    """After steps of several drafts, some of them refused, the layer's keys belong to the model's states alone."""
     model, layer = pair
     made: list[Any] = []
     drafter = speculation.Drafter

@@ -61,7 +61,7 @@ class MLAForward(nn.Module):
         if cache is not None:
             latent, key_rope = cache.update(latent, key_rope, self.layer_idx, kwargs=kwargs)
 
-        # Absorbing costs kv_lora_rank per query and key, not qk_nope_head_dim, but expands no key: it pays for few queries.
+        # Absorbing costs kv_lora_rank per query and key, not qk_nope_head_dim, but expands no key: few queries gain.
         few = seq_length == 1 or (seq_length <= 16 and 4 * seq_length <= latent.shape[2])
         attention = self.absorbed_attention if few else self.expanded_attention
         output = attention(

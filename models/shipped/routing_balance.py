@@ -20,7 +20,8 @@ class RoutingBalance:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.routers: list[nn.Module] = [m for m in model.modules() if hasattr(m, "topk_method") and not hasattr(m, "e_score_correction_bias")]
+        chosen_by = [m for m in model.modules() if hasattr(m, "topk_method")]
+        self.routers = [m for m in chosen_by if not hasattr(m, "e_score_correction_bias")]
         self._terms: list[torch.Tensor] = []
         self._handles: list[Any] = []
 

@@ -37,9 +37,9 @@ speculative decoding, not for use.
 
 | | |
 |---|---|
-| the layer | `model.layers.{layers}`, as DeepSeek-V3 stores it: enorm, hnorm, eh_proj, a decoder layer, shared_head; with \
-copies of embedding and head |
-| training | {steps} steps of {batch} x {length} bytes of the text of tiny-deepseek-v3, which stays frozen; AdamW, float32 |
+| the layer | `model.layers.{layers}`, as DeepSeek-V3 stores it: enorm, hnorm, eh_proj, a decoder layer, \
+shared_head; with copies of embedding and head |
+| training | {steps} steps of {batch} x {length} bytes of the same text, the model frozen; AdamW, float32 |
 | held out | {loss:.3f} bits/byte on chapters 23 and 24, two bytes ahead; its first choice is the model's own in \
 {agreement:.1f} % of the places |
 | stored as | bfloat16; router weights and biases float32 |

@@ -1,7 +1,7 @@
 """A prediction layer of DeepSeek-V3 in float64, written from its papers' equations and the names in a checkpoint.
 
-Nothing of porter or transformers: MLA from arXiv 2405.04434 equations 37 to 47, YaRN from arXiv 2309.00071, routing from
-arXiv 2412.19437 equations 12 to 16, the prediction layer from its equations 21 to 23.
+Nothing of porter or transformers: MLA from arXiv 2405.04434 equations 37 to 47, YaRN from arXiv 2309.00071, routing
+from arXiv 2412.19437 equations 12 to 16, the prediction layer from its equations 21 to 23.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class PaperLayer:
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         c, steps = self.config, x.shape[0]
-        heads, nope, rope, rank = (c[n] for n in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
+        heads, rank = c["num_attention_heads"], c["kv_lora_rank"]
+        nope, rope = c["qk_nope_head_dim"], c["qk_rope_head_dim"]
         query = self.norm(x @ self.weight("self_attn.q_a_proj").T, self.weight("self_attn.q_a_layernorm"))
         query = (query @ self.weight("self_attn.q_b_proj").T).view(steps, heads, nope + rope).transpose(0, 1)
         joint = x @ self.weight("self_attn.kv_a_proj_with_mqa").T

@@ -1,4 +1,4 @@
-"""DeepSeek-V2: every form of its routing, query and rope is proven; the shipped checkpoint decodes as upstream's does."""
+"""DeepSeek-V2: each form of its routing, query and rope is proven; the shipped checkpoint decodes as upstream does."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_the_ops_are_upstreams_functions() -> None:
     angles = torch.polar(torch.full((2, 5, 4), 1.2), torch.randn(2, 5, 4, generator=generator))
     for ours, theirs in zip(rope_complex(query, key, angles), apply_rotary_emb(query, key, angles), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-    config = DeepseekV2Config(num_experts_per_tok=3, hidden_size=24, num_attention_heads=4, n_routed_experts=12, **GROUPS)
+    sizes = {"num_experts_per_tok": 3, "hidden_size": 24, "num_attention_heads": 4, "n_routed_experts": 12}
+    config = DeepseekV2Config(**sizes, **GROUPS)
     router = DeepseekV2TopkRouter(config)
     torch.nn.init.normal_(router.weight, generator=generator)
     hidden = torch.randn(9, 24, generator=generator)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from paper_layer import PaperLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3NextConfig
 
 import porter
-from paper_layer import PaperLayer
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import using_reference
 from porter.models import prediction_proof
