@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -10,6 +11,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+
+from porter.checkpoint.strict_json import read_object
 
 CAUSAL = "AutoModelForCausalLM"
 AUTO_CLASSES: Mapping[str, Mapping[str, Any]] = {
@@ -27,6 +30,17 @@ def auto_class_name(model_type: str) -> str:
 def auto_class(model_type: str) -> Any:
     """`auto_class_name`, the class itself."""
     return getattr(transformers, auto_class_name(model_type))
+
+
+def model_type_of(directory: Path) -> str:
+    """`model_type` of a checkpoint's config.json; PorterError where there is no such file."""
+    fields = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True)
+    return str(fields.get("model_type"))
+
+
+def text_config(config: Any) -> Any:
+    """The config of the text model: nested in that of a model which also reads images, else `config` itself."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def model_class_name(model_type: str) -> str | None:

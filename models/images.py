@@ -1,7 +1,7 @@
 """Inputs with images for models that take patches and grids, as Qwen's vision-language models do.
 
-Such a model reads `pixel_values` [patches, values of a patch], `image_grid_thw` [images, 3] (frames, rows and columns of
-patches), and prompts in which each image stands as one image token for every merged square of patches.
+Such a model reads `pixel_values` [patches, values of a patch], `image_grid_thw` [images, 3] (frames, rows and
+columns of patches), and prompts in which each image stands as one image token for every merged square of patches.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ FAMILY = Family(
     class_name="Qwen2_5_VLForConditionalGeneration",
     expected=("vision_attention", "rms_norm", "attention", "gated_mlp", "decoder_layer"),
     special=(
-        "vision tower: attention within windows of patches, and within whole images in the blocks of fullatt_block_indexes",
+        "vision tower: attention within windows of patches, in the blocks of fullatt_block_indexes within whole images",
         "vision blocks have gated MLPs and RMS norms",
         "multi-axis rope: a section of the frequencies for each of frame, row and column",
     ),

@@ -50,15 +50,16 @@ def reduced_vision(config: Any, text: Any) -> Any:
     if isinstance(rope, dict) and "mrope_section" not in rope:
         # Upstream's code has sections of its own for a config that gives none, which reduced heads do not fit.
         rope["mrope_section"] = [0] * AXES
-        head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        reduced_sections(rope, head // 2)
+        reduced_sections(data["text_config"])
     # The last ids of the vocabulary, in the order of the original ones.
     data.update({name: text.vocab_size - len(SPECIAL) + i for i, name in enumerate(n for n in SPECIAL if n in data)})
     return data
 
 
-def reduced_sections(rope: Any, rotated: int) -> None:
-    """Share `rotated` pairs of dimensions among the axes of multi-axis rope parameters; no other rope has sections."""
+def reduced_sections(text: dict[str, Any]) -> None:
+    """Share the rotated pairs of a head among the axes of multi-axis rope; other rope has no sections."""
+    rope = text.get("rope_parameters")
     if isinstance(rope, dict) and isinstance(rope.get("mrope_section"), list | tuple):
-        axes = len(rope["mrope_section"])
+        head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        axes, rotated = len(rope["mrope_section"]), int(head * rope.get("partial_rotary_factor", 1.0)) // 2
         rope["mrope_section"] = [rotated // axes + (i < rotated % axes) for i in range(axes)]
