@@ -25,6 +25,7 @@ from porter.errors import PorterError
 from porter.golden.environment import environment
 from porter.golden.format import HEADER, MANIFEST, dtype_of
 from porter.golden.store import Golden
+from porter.models.auto_class import auto_class
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _from_checkpoint(
     path: Path, dtype: str | torch.dtype | None, trust_remote_code: bool, device: torch.device
 ) -> nn.Module:
     """The checkpoint as transformers' own model: streamed where its files hold every tensor, else loaded whole."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     wanted = _dtype(dtype)
     try:
@@ -203,7 +204,7 @@ def _from_checkpoint(
             model = _streamed(path, device, kind, config)
             if model is not None:
                 return model
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_class(config.model_type).from_pretrained(
             path,
             dtype="auto" if wanted is None else wanted,
             local_files_only=True,

@@ -16,6 +16,7 @@ from porter.alignment.stream import streamed
 from porter.checkpoint.header import read_header
 from porter.checkpoint.reader import Checkpoint, TensorInfo
 from porter.correspondence import Entry
+from porter.models.auto_class import auto_class
 
 TRANSPARENT = frozenset({"MergeModulelist", "Concatenate"})
 """The conversions that transformers may apply while loading and that `expert_entries` describes."""
@@ -90,10 +91,9 @@ def placeholders_for_parameters(dtype: torch.dtype | None) -> Iterator[None]:
 
 def class_of(config: Any) -> Any:
     """transformers' own class for a config; None where it has none or the checkpoint brings its own."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None)
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
+    mapping = auto_class(config.model_type)._model_mapping
+    known = type(config) in mapping and not getattr(config, "auto_map", None)
+    return mapping[type(config)] if known else None
 
 
 def stream_from(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from porter.cli.output import JsonOption, emit
+from porter.models.auto_class import text_config
 
 
 def bench(
@@ -44,7 +45,7 @@ def bench(
     manifest = read_manifest(directory)
     plan = plan_port(str(directory), manifest["chip"], scheme=manifest["scheme"]).plan
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.config.vocab_size, (1, prompt_tokens), generator=generator)
+    ids = torch.randint(0, text_config(model.config).vocab_size, (1, prompt_tokens), generator=generator)
     label = f"porter {manifest['scheme']}"
     rows = [time_port(label, model, ids, new_tokens, repeats, plan.bytes_read_per_token)]
     for name, plain in (plain_models(source) if source else {}).items():

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from porter.cli.output import JsonOption, emit
+from porter.models.auto_class import text_config
 
 
 def evaluate(
@@ -35,7 +36,7 @@ def evaluate(
     source = original_directory(str(against))
     candidate = load(directory)
     reference = original_model(source)
-    if candidate.config.vocab_size != reference.config.vocab_size:
+    if text_config(candidate.config).vocab_size != text_config(reference.config).vocab_size:
         raise PorterError(f"--against {against}: its vocabulary differs from {directory}'s; name the port's original")
     ids = encode(tokenizer_of(directory), words)[0, :tokens]
     if ids.numel() < 2:

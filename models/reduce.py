@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.models.reduce_vision import has_vision, reduced_sections, reduced_vision
+
 # Widths are mutually prime where they may be, so that a mixed-up dimension cannot fit by luck.
 REDUCED = {
     "hidden_size": 48,
@@ -59,6 +61,8 @@ TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 def reduced_config(config: Any) -> Any:
     """`config` with every width in `REDUCED` that it has; rope, biases, activations and switches stay as they are."""
+    if has_vision(config):
+        return _with_vision(config)
     data = copy.deepcopy(config.to_dict())
     names = {name: _names(data, config, name) for name in (*REDUCED, "num_hidden_layers")}
     for name, value in REDUCED.items():
@@ -74,6 +78,7 @@ def reduced_config(config: Any) -> Any:
     derived = ("head_dim", "qk_head_dim") if "kv_lora_rank" in data else ()
     for name in (*TOKEN_FIELDS, "quantization_config", "porter", *derived):
         data.pop(name, None)
+    reduced_sections(data)
     if data.get("max_window_layers", 0) is None:
         del data["max_window_layers"]
     reduced = config.__class__.from_dict(data)
@@ -81,6 +86,16 @@ def reduced_config(config: Any) -> Any:
         setattr(reduced, name, None)
     # torch's grouped matrix product, transformers' default for experts, has no float64.
     reduced._experts_implementation = "eager"
+    return reduced
+
+
+def _with_vision(config: Any) -> Any:
+    text = reduced_config(config.text_config)
+    reduced = config.__class__.from_dict(reduced_vision(config, text))
+    for name in TOKEN_FIELDS:
+        for part in (reduced, reduced.text_config):
+            setattr(part, name, None)
+    reduced._experts_implementation = reduced.text_config._experts_implementation = "eager"
     return reduced
 
 
@@ -130,6 +145,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     Fresh models have unit norms, zero biases and near-uniform attention, under which many wrong ports look right.
     """
     generator = torch.Generator().manual_seed(seed)
+    fill_hash_tables(model, generator)
     tensors = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in model.state_dict()}}
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -142,3 +158,16 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
             else:
                 tensor.copy_((values * 1.5 * tensor.shape[-1] ** -0.5).to(tensor.dtype))
     return model
+
+
+def fill_hash_tables(model: nn.Module, generator: torch.Generator) -> None:
+    """Give every table of experts by token id (a 2-D integer buffer beside `num_experts`) distinct experts per token.
+
+    Fresh models send every token to expert 0, several times over.
+    """
+    for module in model.modules():
+        experts = getattr(module, "num_experts", None)
+        for table in module.buffers(recurse=False):
+            if isinstance(experts, int) and table.dim() == 2 and not table.is_floating_point():
+                scores = torch.rand(table.shape[0], experts, generator=generator)
+                table.copy_(scores.topk(table.shape[1], dim=-1).indices)

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from porter.decode_program import cache_keywords
 from porter.decoder import Decoder, Way
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import OpCall
 from porter.kv_cache import cache_for
+from porter.models.auto_class import text_config
+from porter.models.images import forget_positions
 from porter.tokenization import check_vocabulary
 
 
@@ -31,7 +34,7 @@ class Step:
 
 def stop_tokens(model: nn.Module) -> frozenset[int]:
     """End-of-sequence ids from the generation config, else the model config."""
-    for config in (getattr(model, "generation_config", None), model.config):
+    for config in (getattr(model, "generation_config", None), text_config(model.config)):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
@@ -51,7 +54,7 @@ def refuse_not_finite(logits: torch.Tensor, whose: str) -> None:
 def check_prompt(model: nn.Module, input_ids: torch.Tensor, new_tokens: int) -> None:
     """PorterError for `input_ids` [batch, length] that are empty, unknown to `model`, or too long for its positions
     with `new_tokens` more."""
-    config = model.config
+    config = text_config(model.config)
     total = input_ids.shape[1] + new_tokens
     limit = getattr(config, "max_position_embeddings", None)
     if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
@@ -62,6 +65,12 @@ def check_prompt(model: nn.Module, input_ids: torch.Tensor, new_tokens: int) -> 
             "(config.json: max_position_embeddings); ask for fewer"
         )
     check_vocabulary(input_ids, config)
+
+
+def takes_caches(model: nn.Module) -> bool:
+    """Whether `model` decodes over a cache that it is given; others make one of their own kind, or have none."""
+    supports = getattr(model, "_supports_default_dynamic_cache", None)
+    return bool(cache_keywords(type(model))[0]) and (supports is None or bool(supports()))
 
 
 # The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.
@@ -75,7 +84,8 @@ def generate(
     does not fit the model's positions, and Refusal where the prompt's logits are not finite.
     """
     check_prompt(model, input_ids, new_tokens)
-    cache = cache_for(model.config, input_ids.shape[1] + new_tokens)
+    forget_positions(model)
+    cache = cache_for(model.config, input_ids.shape[1] + new_tokens) if takes_caches(model) else None
     decode = Decoder(model, cache, new_tokens - 1)
     greedy = OpCall("sampling", "greedy")
     finished = torch.zeros(input_ids.shape[0], dtype=torch.bool)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
+from porter.models.auto_class import text_config
+
 
 class ContiguousLayer(CacheLayerMixin):
     """Keys [batch, heads, max_length, k_head_dim] and values [batch, heads, max_length, v_head_dim].
@@ -114,6 +116,7 @@ def contiguous_cache(layers: int, max_length: int) -> Cache:
 def cache_for(config: Any, max_length: int) -> Cache:
     """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model; that
     of transformers where a kind is not known here."""
+    config = text_config(config)
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
     layers: dict[str, Callable[[], Any]] = {
         "full_attention": lambda: ContiguousLayer(max_length),

@@ -8,6 +8,7 @@ from typing import Any
 from porter.checkpoint.reader import Checkpoint
 from porter.errors import PorterError
 from porter.loaded import refuse_made_up
+from porter.models.auto_class import auto_class, model_type_of
 from porter.models.presets import resolve
 
 UNLOADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError, TypeError, AttributeError)
@@ -28,11 +29,10 @@ def original_model(directory: Path, dtype: Any = "auto", trust_remote_code: bool
 
     PorterError where it cannot be loaded, or a parameter is not in the checkpoint: transformers would make it up.
     """
-    from transformers import AutoModelForCausalLM
-
+    loader = auto_class(model_type_of(directory))
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
+        loaded: Any = loader.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except UNLOADABLE as error:
         hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
         if "ignore_mismatched_sizes" in str(error):

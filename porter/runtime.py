@@ -12,6 +12,7 @@ from porter.errors import PorterError
 from porter.export import code_files
 from porter.integrity import CONFIG, check_manifest, check_weight_files, config_differs, verify_weights
 from porter.loaded import refuse_made_up
+from porter.models.auto_class import auto_class
 from porter.models.presets import read_config
 
 MANIFEST_LIMIT = 200_000_000
@@ -45,8 +46,6 @@ def load(
     compared with port.json by size and header, and with `verify` tensor by tensor. `build(class, config)` makes the
     model where its weights are not to be loaded; of a directory that runs its own code they are loaded all the same.
     """
-    import transformers
-
     from porter.kernels.dispatch import bind_model
 
     folder = Path(directory)
@@ -66,7 +65,7 @@ def load(
             f"{folder / different}: differs from what this porter writes for the model (edited, or written by another "
             "version); adapt again, or pass --trust-remote-code to run the directory as it is"
         )
-    loader: Any = transformers.AutoModelForCausalLM if port is None or different else port.source.model_class()
+    loader: Any = auto_class(config.model_type) if port is None or different else port.source.model_class()
     model = build(loader, config) if build is not None and not different else None
     if model is None:
         keywords = {"trust_remote_code": True} if different else {"config": config}

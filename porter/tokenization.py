@@ -9,6 +9,7 @@ import torch
 
 from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
+from porter.models.auto_class import text_config
 
 
 def tokenizer_of(directory: str | Path) -> Any:
@@ -58,7 +59,7 @@ def encode(tokenizer: Any, text: str) -> torch.Tensor:
 
 def check_vocabulary(token_ids: torch.Tensor, config: Any) -> None:
     """Raise PorterError for a token id that the model of `config` has no embedding for."""
-    size = config.vocab_size
+    size = text_config(config).vocab_size
     outside = token_ids[(token_ids < 0) | (token_ids >= size)]
     if outside.numel():
         raise PorterError(

@@ -72,8 +72,7 @@ def reference_of(name: str) -> Reference:
 
     PorterError where it is none, or not of a class of transformers.
     """
-    from transformers import AutoModelForCausalLM
-
+    from porter.models.auto_class import auto_class
     from porter.models.presets import read_config
 
     directory = source_directory(name)
@@ -82,7 +81,7 @@ def reference_of(name: str) -> Reference:
         raise PorterError(f"{directory}: no *.safetensors; an oracle is rebuilt from safetensors alone")
     config: Any = read_config(directory)
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)
+        model: nn.Module = auto_class(config.model_type).from_config(config)
     modules = dict(model.named_modules())
     kinds = {path: type(module).__name__ for path, module in modules.items() if not isinstance(module, _CONTAINERS)}
     described = {
