@@ -11,11 +11,16 @@ from torch import nn
 from porter.chips.catalogue import Chip
 from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
+from porter.models.auto_class import text_config
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk")
 """What configs call the routed experts of a layer, and those of them that one token passes."""
+
+
+VISION_TOWERS = frozenset({"visual", "vision_tower", "vision_model"})
+"""What models call the part that reads images."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
 
     Layers of linear attention keep a state of fixed size, so they add none. Lightning indexers add keys of their own.
     """
+    config = text_config(config)
     if getattr(config, "kv_lora_rank", None):
         per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
     else:
@@ -110,6 +116,7 @@ def experts_read(config: Any) -> tuple[int, int]:
 
     Where layers differ (Hunyuan lists a number for each), the largest share.
     """
+    config = text_config(config)
     counts = next((c for n in EXPERT_COUNTS if (c := _counts(config, n))), [])
     chosen = next((c for n in EXPERTS_CHOSEN if (c := _counts(config, n))), [])
     if not counts or not chosen:
@@ -123,10 +130,13 @@ def _counts(config: Any, name: str) -> list[int]:
 
 
 def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
-    """Weight bytes that decoding one token reads: the embedding row aside, and of the routed experts only top_k."""
+    """Weight bytes that decoding one token reads: the embedding row aside, of the routed experts only top_k, nothing of
+    a vision tower, which runs once for a prompt."""
     total = 0
     top_k, experts = experts_read(config)
     for name, size in sizes.items():
+        if not VISION_TOWERS.isdisjoint(name.split(".")):
+            continue
         if name.endswith("embed_tokens.weight"):
             total += size if tied else 0
         elif ".experts." in name:
