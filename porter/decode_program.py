@@ -99,17 +99,19 @@ class DecodeProgram:
 
 def model_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [batch, 1, vocabulary] of the last of `tokens` [batch, length], through the model."""
-    keyword, last_only = _keywords(type(model))
+    keyword, last_only = cache_keywords(type(model))
     kept = {"logits_to_keep": 1} if last_only else {}
     logits: torch.Tensor = model(tokens, **{keyword: cache}, use_cache=True, **kept).logits
     return logits[:, -1:]
 
 
 @functools.cache
-def _keywords(kind: type[nn.Module]) -> tuple[str, bool]:
-    """What a model class calls its cache, and whether it can be asked for the last logits alone."""
+def cache_keywords(kind: type[nn.Module]) -> tuple[str, bool]:
+    """What a model class calls its cache (empty where it takes none), and whether it can be asked for the last logits
+    alone."""
     parameters = inspect.signature(kind.forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values", "logits_to_keep" in parameters
+    name = next((name for name in ("cache", "past_key_values") if name in parameters), "")
+    return name, "logits_to_keep" in parameters
 
 
 def record_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> tuple[DecodeProgram | str, torch.Tensor]:
