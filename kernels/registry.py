@@ -13,10 +13,14 @@ from porter.kernels.cpu.provider import CpuProvider
 from porter.kernels.reference.activation import OPS as ACTIVATION
 from porter.kernels.reference.attention import OPS as ATTENTION
 from porter.kernels.reference.causal_conv1d import OPS as CAUSAL_CONV1D
+from porter.kernels.reference.clamped_experts import OPS as CLAMPED_EXPERTS
+from porter.kernels.reference.compressor import OPS as COMPRESSOR
 from porter.kernels.reference.delta_rule import OPS as DELTA_RULE
 from porter.kernels.reference.experts import OPS as EXPERTS
 from porter.kernels.reference.gates import OPS as GATES
+from porter.kernels.reference.grouped_linear import OPS as GROUPED_LINEAR
 from porter.kernels.reference.grouped_softmax import OPS as GROUPED_SOFTMAX
+from porter.kernels.reference.hyper_connection import OPS as HYPER_CONNECTION
 from porter.kernels.reference.indexer import OPS as INDEXER
 from porter.kernels.reference.linear import OPS as LINEAR
 from porter.kernels.reference.mla_attention import OPS as MLA_ATTENTION
@@ -25,6 +29,8 @@ from porter.kernels.reference.rope import OPS as ROPE
 from porter.kernels.reference.rope_frequencies import OPS as ROPE_FREQUENCIES
 from porter.kernels.reference.router import OPS as ROUTER
 from porter.kernels.reference.sampling import OPS as SAMPLING
+from porter.kernels.reference.score_router import OPS as SCORE_ROUTER
+from porter.kernels.reference.sink_attention import OPS as SINK_ATTENTION
 from porter.kernels.reference.sparse_mla_attention import OPS as SPARSE_MLA_ATTENTION
 from porter.kernels.reference.variable_length import OPS as VARIABLE_LENGTH
 
@@ -104,14 +110,20 @@ def default_registry() -> OpRegistry:
         *ROPE_FREQUENCIES,
         *ACTIVATION,
         *LINEAR,
+        *GROUPED_LINEAR,
         *ATTENTION,
         *VARIABLE_LENGTH,
+        *SINK_ATTENTION,
         *MLA_ATTENTION,
         *INDEXER,
         *SPARSE_MLA_ATTENTION,
         *ROUTER,
         *GROUPED_SOFTMAX,
+        *SCORE_ROUTER,
         *EXPERTS,
+        *CLAMPED_EXPERTS,
+        *COMPRESSOR,
+        *HYPER_CONNECTION,
         *CAUSAL_CONV1D,
         *GATES,
         *DELTA_RULE,

@@ -130,8 +130,9 @@ struct AttentionShape {
 
 // keys(group) -> KeysAndValues<T>; query(group, row, float* target) packs; visible(group, row) -> Visible;
 // write(group, row, const float* result) stores value_size floats.
-template <typename Keys, typename Query, typename See, typename Write>
-static inline void attend_all(const AttentionShape& shape, Keys keys, Query query, See visible, Write write) {
+// sink(group, row): a score that takes its share of the weights and gives no value; minus infinity: none.
+template <typename Keys, typename Query, typename See, typename Write, typename Sink>
+static inline void attend_all(const AttentionShape& shape, Keys keys, Query query, See visible, Write write, Sink sink) {
   static thread_local Scratch memory;
   int64_t blocks = divide_up(shape.rows, kRowBlock), items = shape.groups * blocks;
   if (items == 0) return;
@@ -160,7 +161,8 @@ static inline void attend_all(const AttentionShape& shape, Keys keys, Query quer
       sees[r] = visible(group, row0 + r);
       first = smaller(first, sees[r].low);
       last = -smaller(-last, -sees[r].high);
-      maxima[r] = kMinusInfinity, totals[r] = 0;
+      maxima[r] = split == 0 ? sink(group, row0 + r) : kMinusInfinity;
+      totals[r] = maxima[r] == kMinusInfinity ? 0.0f : 1.0f;
     }
     first = -smaller(-first, -split * span), last = smaller(last, (split + 1) * span);
     attend(q, query_room, sees, count, kv, first, last, shape.scaling, accumulated, room, maxima, totals);
@@ -175,6 +177,11 @@ static inline void attend_all(const AttentionShape& shape, Keys keys, Query quer
     merge(partials, row, shape.value_size, result.data());
     write(row / shape.rows, row % shape.rows, result.data());
   }
+}
+
+template <typename Keys, typename Query, typename See, typename Write>
+static inline void attend_all(const AttentionShape& shape, Keys keys, Query query, See visible, Write write) {
+  attend_all(shape, keys, query, visible, write, [](int64_t, int64_t) { return kMinusInfinity; });
 }
 
 }  // namespace porter

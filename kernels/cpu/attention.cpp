@@ -3,12 +3,15 @@
 #include "attend.h"
 #include "kernels.h"
 
+namespace porter {
+namespace {
+
 // shape: B, Hq, S, D, Hk, T, Dv, window (0: none). strides in elements: query (b, h, s), key (b, h, t), value (b, h, t),
 // mask (b, h, s, t). mask null: causal, aligned to the end. out is [B, S, Hq, Dv], contiguous.
-PORTER_EXPORT void porter_attention(void* out, const void* query, const void* key, const void* value, const void* mask,
-                                    const int64_t* shape, const int64_t* strides, double scaling, int32_t dtype,
-                                    int32_t mask_dtype, int32_t threads) {
-  using namespace porter;
+// sinks [Hq], or null: none.
+void grouped_attention(void* out, const void* query, const void* key, const void* value, const float* sinks,
+                       const void* mask, const int64_t* shape, const int64_t* strides, double scaling, int32_t dtype,
+                       int32_t mask_dtype, int32_t threads) {
   int64_t heads = shape[1], length = shape[2], size = shape[3], key_heads = shape[4], keys = shape[5];
   int64_t value_size = shape[6], window = shape[7], shared = heads / key_heads;
   AttentionShape attention{shape[0] * key_heads, length * shared, keys, value_size, static_cast<float>(scaling), threads};
@@ -44,6 +47,23 @@ PORTER_EXPORT void porter_attention(void* out, const void* query, const void* ke
       T* target = static_cast<T*>(out) + index * value_size;
       for_each_vector(value_size, [&](int64_t i, int n) { store_count(target + i, load_count(result + i, n), n); });
     };
-    attend_all(attention, keys_of, query_of, visible, write);
+    auto sink = [&](int64_t group, int64_t row) { return sinks == nullptr ? kMinusInfinity : sinks[head_of(group, row)]; };
+    attend_all(attention, keys_of, query_of, visible, write, sink);
   });
+}
+
+}  // namespace
+}  // namespace porter
+
+PORTER_EXPORT void porter_attention(void* out, const void* query, const void* key, const void* value, const void* mask,
+                                    const int64_t* shape, const int64_t* strides, double scaling, int32_t dtype,
+                                    int32_t mask_dtype, int32_t threads) {
+  porter::grouped_attention(out, query, key, value, nullptr, mask, shape, strides, scaling, dtype, mask_dtype, threads);
+}
+
+PORTER_EXPORT void porter_sink_attention(void* out, const void* query, const void* key, const void* value,
+                                         const float* sinks, const void* mask, const int64_t* shape,
+                                         const int64_t* strides, double scaling, int32_t dtype, int32_t mask_dtype,
+                                         int32_t threads) {
+  porter::grouped_attention(out, query, key, value, sinks, mask, shape, strides, scaling, dtype, mask_dtype, threads);
 }

@@ -26,7 +26,7 @@ from pathlib import Path
 SOURCES = (
     "norm", "rope", "activation", "linear", "linear_int8", "attention", "mla", "experts", "router", "program",
     "measure", "causal_conv1d", "gates", "delta_rule", "indexer", "sparse_mla",
-    "variable_length",
+    "variable_length", "hyper_connection", "compressor",
 )  # fmt: skip
 HEADERS = ("simd", "abi", "rows", "int8", "digits", "gemm", "attend", "absorb", "selection", "kernels")
 COMPILERS = ("c++", "g++", "clang++")

@@ -129,20 +129,24 @@ void project(const Routing& routing, const Rows& rows, const W* weight, const fl
 struct Experts {
   int64_t tokens, hidden, intermediate, experts, top_k, hidden_stride;
   int threads;
+  float limit;
 };
 
 struct Buffers {
   Scratch x, gate_up, active, y, codes, scales;
 };
 
-// gate_up [pairs, 2I] -> active [pairs, room of I].
-void activate(const float* gate_up, float* active, int64_t pairs, int64_t size, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+// gate_up [pairs, 2I] -> active [pairs, room of I]; the gate clamped from above, up on both sides.
+void activate(const float* gate_up, float* active, int64_t pairs, const Experts& a) {
+  int64_t size = a.intermediate;
+  Vec high = set1(a.limit), low = set1(-a.limit);
+#pragma omp parallel for num_threads(a.threads) if (a.threads > 1) schedule(static)
   for (int64_t p = 0; p < pairs; ++p) {
     const float* gate = gate_up + p * 2 * size;
     float* target = active + p * padded(size);
     for_each_vector(size, [&](int64_t i, int n) {
-      store(target + i, silu(load_count(gate + i, n)) * load_count(gate + size + i, n));
+      Vec up = vmax(low, vmin(high, load_count(gate + size + i, n)));
+      store(target + i, silu(vmin(high, load_count(gate + i, n))) * up);
     });
   }
 }
@@ -194,7 +198,7 @@ const float* run(const Experts& a, const Routing& routing, const T* hidden, cons
     if (quantize_activations) {
       Int8Rows rows = quantize(x, a.tokens, a.hidden, a.top_k, buffers, a.threads);
       project(routing, rows, gate_up, gate_up_scale, 2 * a.intermediate, both, a.threads);
-      activate(both, active, pairs, a.intermediate, a.threads);
+      activate(both, active, pairs, a);
       rows = quantize(active, pairs, a.intermediate, 1, buffers, a.threads);
       project(routing, rows, down, down_scale, a.hidden, y, a.threads);
       return y;
@@ -202,23 +206,20 @@ const float* run(const Experts& a, const Routing& routing, const T* hidden, cons
   }
   FloatRows<InputDot<T>, W> inputs{x, room, a.hidden, a.top_k};
   project(routing, inputs, gate_up, gate_up_scale, 2 * a.intermediate, both, a.threads);
-  activate(both, active, pairs, a.intermediate, a.threads);
+  activate(both, active, pairs, a);
   FloatRows<FloatDot, W> activated{active, active_room, a.intermediate, 1};
   project(routing, activated, down, down_scale, a.hidden, y, a.threads);
   return y;
 }
 
-}  // namespace
-}  // namespace porter
-
 // shape: T, H, I, E, top_k, stride of hidden rows. index [T, top_k] int64, weights [T, top_k] of router_dtype, gate_up
 // [E, 2I, H], down [E, H, I] and out [T, H] contiguous; scales [E, 2I] and [E, H], or null for float weights.
-PORTER_EXPORT void porter_experts(void* out, const void* hidden, const int64_t* index, const void* weights,
-                                     const void* gate_up, const float* gate_up_scale, const void* down,
-                                     const float* down_scale, const int64_t* shape, int32_t quantize_activations,
-                                     int32_t dtype, int32_t router_dtype, int32_t weight_dtype, int32_t threads) {
-  using namespace porter;
-  Experts a{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], threads};
+// limit: infinity for none.
+void routed_experts(void* out, const void* hidden, const int64_t* index, const void* weights, const void* gate_up,
+                    const float* gate_up_scale, const void* down, const float* down_scale, const int64_t* shape,
+                    double limit, int32_t quantize_activations, int32_t dtype, int32_t router_dtype,
+                    int32_t weight_dtype, int32_t threads) {
+  Experts a{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], threads, static_cast<float>(limit)};
   static thread_local Buffers buffers;
   Routing routing(index, a.tokens * a.top_k, a.experts);
   dispatch(dtype, [&](auto tag) {
@@ -234,4 +235,25 @@ PORTER_EXPORT void porter_experts(void* out, const void* hidden, const int64_t* 
       combine(static_cast<T*>(out), y, index, static_cast<const decltype(router_tag)*>(weights), a);
     });
   });
+}
+
+}  // namespace
+}  // namespace porter
+
+PORTER_EXPORT void porter_experts(void* out, const void* hidden, const int64_t* index, const void* weights,
+                                  const void* gate_up, const float* gate_up_scale, const void* down,
+                                  const float* down_scale, const int64_t* shape, int32_t quantize_activations,
+                                  int32_t dtype, int32_t router_dtype, int32_t weight_dtype, int32_t threads) {
+  porter::routed_experts(out, hidden, index, weights, gate_up, gate_up_scale, down, down_scale, shape,
+                         std::numeric_limits<double>::infinity(), quantize_activations, dtype, router_dtype,
+                         weight_dtype, threads);
+}
+
+PORTER_EXPORT void porter_clamped_experts(void* out, const void* hidden, const int64_t* index, const void* weights,
+                                          const void* gate_up, const float* gate_up_scale, const void* down,
+                                          const float* down_scale, const int64_t* shape, double limit,
+                                          int32_t quantize_activations, int32_t dtype, int32_t router_dtype,
+                                          int32_t weight_dtype, int32_t threads) {
+  porter::routed_experts(out, hidden, index, weights, gate_up, gate_up_scale, down, down_scale, shape, limit,
+                         quantize_activations, dtype, router_dtype, weight_dtype, threads);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
+from typing import Any
 
 import torch
 
@@ -58,6 +59,41 @@ def int8_experts(library: KernelLibrary, quantize_activations: bool) -> Experts:
     return call
 
 
+def clamped_experts(library: KernelLibrary) -> Experts:
+    """As `experts`, with the activation clamped."""
+
+    def call(
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        limit: float,
+    ) -> torch.Tensor:
+        return _run(library, hidden, top_k_index, top_k_weights, gate_up, None, down, None, False, limit)
+
+    return call
+
+
+def clamped_int8_experts(library: KernelLibrary, quantize_activations: bool) -> Experts:
+    """As `int8_experts`, with the activation clamped."""
+
+    def call(
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        gate_up_scale: torch.Tensor,
+        down: torch.Tensor,
+        down_scale: torch.Tensor,
+        limit: float,
+    ) -> torch.Tensor:
+        routed = hidden, top_k_index, top_k_weights
+        return _run(library, *routed, gate_up, gate_up_scale, down, down_scale, quantize_activations, limit)
+
+    return call
+
+
 def _run(
     library: KernelLibrary,
     hidden: torch.Tensor,
@@ -68,17 +104,25 @@ def _run(
     down: torch.Tensor,
     down_scale: torch.Tensor | None,
     quantize_activations: bool,
+    limit: float | None = None,
 ) -> torch.Tensor:
     x, stride = rows_of(hidden)
     index, weights = index.contiguous(), weights.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     shape = _pack_shape(*x.shape, down.shape[2], down.shape[0], index.shape[1], stride)
-    library.experts(
+    codes = (
+        quantize_activations, FLOAT_CODES[x.dtype], FLOAT_CODES[weights.dtype], DTYPE_CODES[gate_up.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
+    tensors = (
         out.data_ptr(), x.data_ptr(), index.data_ptr(), weights.data_ptr(), gate_up.data_ptr(),
         None if gate_up_scale is None else gate_up_scale.data_ptr(), down.data_ptr(),
-        None if down_scale is None else down_scale.data_ptr(), shape, quantize_activations, FLOAT_CODES[x.dtype],
-        FLOAT_CODES[weights.dtype], DTYPE_CODES[gate_up.dtype], torch.get_num_threads(),
-    )
+        None if down_scale is None else down_scale.data_ptr(), shape,
+    )  # fmt: skip
+    if limit is None:
+        library.experts(*tensors, *codes)
+    else:
+        library.clamped_experts(*tensors, limit, *codes)
     return out
 
 
@@ -93,6 +137,16 @@ def accepts_experts(
     if gate_up.dtype is not hidden.dtype or down.dtype is not hidden.dtype:
         return OTHER_DTYPE
     return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
+
+
+def accepts_clamped_experts(*arguments: Any) -> str | None:
+    """As `accepts_experts`, whatever the limit."""
+    return accepts_experts(*arguments[:-1])
+
+
+def accepts_clamped_int8_experts(*arguments: Any) -> str | None:
+    """As `accepts_int8_experts`, whatever the limit."""
+    return accepts_int8_experts(*arguments[:-1])
 
 
 def accepts_int8_experts(

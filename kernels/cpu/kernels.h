@@ -5,7 +5,7 @@
 PORTER_EXPORT void porter_rms_norm(void* out, void* total, const void* x, const void* residual, const void* weight,
                                    const void* gate, int64_t rows, int64_t size, int64_t x_stride,
                                    int64_t residual_stride, int64_t gate_stride, double eps, double offset,
-                                   int32_t dtype, int32_t threads);
+                                   int32_t dtypes, int32_t threads);
 PORTER_EXPORT void porter_swiglu(void* out, const void* gate_up, int64_t rows, int64_t size, int64_t stride,
                                  int32_t dtype, int32_t threads);
 PORTER_EXPORT void porter_rope(void* query_out, void* key_out, const void* query, const void* key, const void* cos,

@@ -23,6 +23,12 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "rope": (*[_POINTER] * 7, *[_CODE] * 4),
     "linear": (*[_POINTER] * 5, *[_SIZE] * 6, *[_CODE] * 3),
     "linear_w8a8": (*[_POINTER] * 5, *[_SIZE] * 6, *[_CODE] * 2),
+    "swiglu_clamped": (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _REAL, _CODE, _CODE),
+    "sink_attention": (*[_POINTER] * 8, _REAL, *[_CODE] * 3),
+    "clamped_experts": (*[_POINTER] * 9, _REAL, *[_CODE] * 5),
+    "hyper_collapse": (*[_POINTER] * 8, _REAL, _REAL, _CODE, _CODE),
+    "hyper_expand": (*[_POINTER] * 6, _CODE, _CODE),
+    "compress": (*[_POINTER] * 8, *[_CODE] * 3),
     "attention": (*[_POINTER] * 7, _REAL, *[_CODE] * 3),
     "mla": (*[_POINTER] * 9, _REAL, *[_CODE] * 3),
     "experts": (*[_POINTER] * 9, *[_CODE] * 5),
@@ -57,6 +63,12 @@ class KernelLibrary:
     """
 
     rms_norm: Function
+    swiglu_clamped: Function
+    sink_attention: Function
+    clamped_experts: Function
+    hyper_collapse: Function
+    hyper_expand: Function
+    compress: Function
     swiglu: Function
     rope: Function
     linear: Function

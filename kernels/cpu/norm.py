@@ -24,6 +24,9 @@ AddNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torc
 GatedNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
+_DTYPES = {(rows, weight): FLOAT_CODES[rows] | FLOAT_CODES[weight] << 8 for rows in FLOAT_CODES for weight in FLOAT_CODES}
+
+
 def rms_norm(library: KernelLibrary, offset: float) -> Norm:
     """rms_norm with weight + `offset`: 0 for the standard variant, 1 for zero_centered."""
 
@@ -34,7 +37,24 @@ def rms_norm(library: KernelLibrary, offset: float) -> Norm:
         out = torch.empty(x.shape, dtype=x.dtype)
         library.rms_norm(
             out.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(), None, count // size, size, stride, 0, 0, eps,
-            offset, FLOAT_CODES[x.dtype], threads_for(4 * count),
+            offset, _DTYPES[x.dtype, weight.dtype], threads_for(4 * count),
+        )
+        return out
+
+    return call
+
+
+def unweighted_rms_norm(library: KernelLibrary) -> Callable[[torch.Tensor, float], torch.Tensor]:
+    """rms_norm without a weight."""
+
+    def call(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+        x, stride = rows_of(hidden_states)
+        size = x.shape[-1]
+        count = x.numel()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        library.rms_norm(
+            out.data_ptr(), None, x.data_ptr(), None, None, None, count // size, size, stride, 0, 0, eps, 0.0,
+            FLOAT_CODES[x.dtype], threads_for(4 * count),
         )
         return out
 
@@ -52,7 +72,7 @@ def gated_rms_norm(library: KernelLibrary) -> GatedNorm:
         out = torch.empty(x.shape, dtype=x.dtype)
         library.rms_norm(
             out.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(), gates.data_ptr(), count // size, size, stride,
-            0, gate_stride, eps, 0.0, FLOAT_CODES[x.dtype], threads_for(8 * count),
+            0, gate_stride, eps, 0.0, _DTYPES[x.dtype, weight.dtype], threads_for(8 * count),
         )
         return out
 
@@ -73,9 +93,27 @@ def add_rms_norm(library: KernelLibrary, offset: float) -> AddNorm:
         total = torch.empty(x.shape, dtype=x.dtype)
         library.rms_norm(
             out.data_ptr(), total.data_ptr(), x.data_ptr(), added.data_ptr(), weight.data_ptr(), None, count // size,
-            size, stride, residual_stride, 0, eps, offset, FLOAT_CODES[x.dtype], threads_for(8 * count),
+            size, stride, residual_stride, 0, eps, offset, _DTYPES[x.dtype, weight.dtype], threads_for(8 * count),
         )
         return out, total
+
+    return call
+
+
+def clamped_swiglu(library: KernelLibrary) -> Callable[[torch.Tensor, float], torch.Tensor]:
+    """swiglu with the gate clamped from above and the other half on both sides."""
+
+    def call(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+        x, stride = rows_of(gate_up)
+        shape = x.shape
+        size = shape[-1] // 2
+        count = x.numel()
+        out = torch.empty((*shape[:-1], size), dtype=x.dtype)
+        library.swiglu_clamped(
+            out.data_ptr(), x.data_ptr(), count // shape[-1], size, stride, limit, FLOAT_CODES[x.dtype],
+            threads_for(6 * count),
+        )
+        return out
 
     return call
 
@@ -98,14 +136,11 @@ def swiglu(library: KernelLibrary) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def accepts_rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
-    """CPU tensors of one dtype, float32 or bfloat16."""
+    """CPU tensors, each float32 or bfloat16."""
     if not (hidden_states.is_cpu and weight.is_cpu):
         return NOT_CPU
-    dtype = hidden_states.dtype
-    if dtype not in FLOAT_CODES:
+    if hidden_states.dtype not in FLOAT_CODES or weight.dtype not in FLOAT_CODES:
         return NOT_FLOAT
-    if weight.dtype is not dtype:
-        return OTHER_DTYPE
     if not weight.is_contiguous():
         return NOT_CONTIGUOUS
     if weight.numel() != hidden_states.shape[-1]:
@@ -127,6 +162,20 @@ def accepts_second(
 def accepts_gated(hidden_states: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> str | None:
     """As `accepts_second`, with the arguments of the gated variant."""
     return accepts_second(hidden_states, gate, weight, eps)
+
+
+def accepts_unweighted(hidden_states: torch.Tensor, eps: float) -> str | None:
+    """A CPU tensor, float32 or bfloat16."""
+    if not hidden_states.is_cpu:
+        return NOT_CPU
+    if hidden_states.dtype not in FLOAT_CODES:
+        return NOT_FLOAT
+    return None if hidden_states.numel() else EMPTY
+
+
+def accepts_clamped(gate_up: torch.Tensor, limit: float) -> str | None:
+    """As `accepts_swiglu`."""
+    return accepts_swiglu(gate_up)
 
 
 def accepts_swiglu(gate_up: torch.Tensor) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from porter.kernels.contract import Evidence, Implementation
 from porter.kernels.cpu.attention import accepts_attention, accepts_mla, attention, mla_attention, mla_expanded
 from porter.kernels.cpu.build import BuildError, find_compiler, selected_isa, source_directory
+from porter.kernels.cpu.compressor import accepts_overlapped, accepts_windowed, overlapped, windowed
 from porter.kernels.cpu.delta_net import (
     accepts_causal_conv1d,
     accepts_delta_gates,
@@ -18,20 +19,50 @@ from porter.kernels.cpu.delta_net import (
     gated_delta_rule,
     sigmoid_gate,
 )
-from porter.kernels.cpu.experts import accepts_experts, accepts_int8_experts, experts, int8_experts
+from porter.kernels.cpu.experts import (
+    accepts_clamped_experts,
+    accepts_clamped_int8_experts,
+    accepts_experts,
+    accepts_int8_experts,
+    clamped_experts,
+    clamped_int8_experts,
+    experts,
+    int8_experts,
+)
+from porter.kernels.cpu.grouped_linear import accepts_grouped_linear, grouped_linear
+from porter.kernels.cpu.hyper_connection import (
+    accepts_collapse,
+    accepts_expand,
+    accepts_head,
+    collapse,
+    expand,
+    head,
+)
 from porter.kernels.cpu.library import KernelLibrary
 from porter.kernels.cpu.linear import accepts_int8, accepts_linear, accepts_w8a8, linear, linear_w8a8, linear_w8a16
 from porter.kernels.cpu.norm import (
+    accepts_clamped,
     accepts_gated,
     accepts_rms_norm,
     accepts_second,
     accepts_swiglu,
+    accepts_unweighted,
     add_rms_norm,
+    clamped_swiglu,
     gated_rms_norm,
     rms_norm,
     swiglu,
+    unweighted_rms_norm,
 )
-from porter.kernels.cpu.rope import accepts_complex, accepts_interleaved, accepts_rope, complex_rope, rope
+from porter.kernels.cpu.rope import (
+    accepts_complex,
+    accepts_interleaved,
+    accepts_rope,
+    accepts_trailing,
+    complex_rope,
+    rope,
+    trailing_rope,
+)
 from porter.kernels.cpu.router import (
     accepts_grouped_sigmoid,
     accepts_grouped_softmax,
@@ -40,6 +71,8 @@ from porter.kernels.cpu.router import (
     router_grouped_softmax,
     router_softmax,
 )
+from porter.kernels.cpu.score_router import accepts_hash, accepts_sqrtsoftplus, router_hash, router_sqrtsoftplus
+from porter.kernels.cpu.sink_attention import accepts_sink_attention, sink_attention
 from porter.kernels.cpu.sparse_attention import accepts_indexer, accepts_sparse_mla, indexer, sparse_mla_attention
 from porter.kernels.cpu.variable_length import accepts_variable_length, variable_length
 
@@ -52,15 +85,25 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("rms_norm", "gated"): (accepts_gated, gated_rms_norm),
     ("add_rms_norm", "standard"): (accepts_second, lambda k: add_rms_norm(k, 0.0)),
     ("add_rms_norm", "zero_centered"): (accepts_second, lambda k: add_rms_norm(k, 1.0)),
+    ("rms_norm", "unweighted"): (accepts_unweighted, unweighted_rms_norm),
+    ("swiglu", "clamped"): (accepts_clamped, clamped_swiglu),
     ("swiglu", "standard"): (accepts_swiglu, swiglu),
     ("rope", "half"): (accepts_rope, lambda k: rope(k, False)),
     ("rope", "interleaved"): (accepts_interleaved, lambda k: rope(k, True)),
     ("rope", "complex"): (accepts_complex, complex_rope),
+    ("rope", "trailing"): (accepts_trailing, trailing_rope),
+    ("linear", "grouped"): (accepts_grouped_linear, grouped_linear),
     ("linear", "standard"): (accepts_linear, linear),
     ("linear", "w8a16"): (accepts_int8, linear_w8a16),
     ("linear", "w8a8"): (accepts_w8a8, linear_w8a8),
     ("attention", "gqa"): (accepts_attention, attention),
     ("attention", "variable_length"): (accepts_variable_length, variable_length),
+    ("attention", "sink"): (accepts_sink_attention, sink_attention),
+    ("compressor", "windowed"): (accepts_windowed, windowed),
+    ("compressor", "overlapped"): (accepts_overlapped, overlapped),
+    ("hyper_connection", "collapse"): (accepts_collapse, collapse),
+    ("hyper_connection", "expand"): (accepts_expand, expand),
+    ("hyper_connection", "head"): (accepts_head, head),
     ("mla_attention", "absorbed"): (accepts_mla, mla_attention),
     ("mla_attention", "expanded"): (accepts_mla, mla_expanded),
     ("indexer", "lightning"): (accepts_indexer, indexer),
@@ -68,6 +111,11 @@ KERNELS: dict[tuple[str, str], tuple[Accepts, Make]] = {
     ("router", "softmax"): (accepts_router, router_softmax),
     ("router", "grouped_sigmoid"): (accepts_grouped_sigmoid, router_grouped_sigmoid),
     ("router", "grouped_softmax"): (accepts_grouped_softmax, router_grouped_softmax),
+    ("router", "sqrtsoftplus"): (accepts_sqrtsoftplus, router_sqrtsoftplus),
+    ("router", "hash"): (accepts_hash, router_hash),
+    ("experts", "clamped"): (accepts_clamped_experts, clamped_experts),
+    ("experts", "clamped_w8a16"): (accepts_clamped_int8_experts, lambda k: clamped_int8_experts(k, False)),
+    ("experts", "clamped_w8a8"): (accepts_clamped_int8_experts, lambda k: clamped_int8_experts(k, True)),
     ("experts", "standard"): (accepts_experts, experts),
     ("experts", "w8a16"): (accepts_int8_experts, lambda k: int8_experts(k, False)),
     ("experts", "w8a8"): (accepts_int8_experts, lambda k: int8_experts(k, True)),

@@ -3,6 +3,8 @@
 // layout out, as deepseek_v3's apply_rotary_pos_emb_interleave. cos and sin are [B, S, R], both halves given.
 // complex: pairs (2i, 2i + 1) in and out, as deepseek_v2's apply_rotary_emb; the cosine and sine of pair i stand at 2i of
 // cos and sin, which point into one array of complex numbers.
+// trailing: as complex on the last R dimensions, the cosine and sine of pair i standing at i; dimensions before them pass
+// through. There need not be keys.
 #include "kernels.h"
 
 namespace porter {
@@ -38,7 +40,18 @@ void rotate_complex(T* out, const T* x, const C* cos, const C* sin, int64_t rota
   }
 }
 
-enum Style : int32_t { half_style, interleaved_style, complex_style };
+template <typename T, typename C>
+void rotate_trailing(T* out, const T* x, const C* cos, const C* sin, int64_t rotary, int64_t size) {
+  int64_t passed = size - rotary;
+  std::memcpy(out, x, passed * sizeof(T));
+  for (int64_t i = 0; i < rotary / 2; ++i) {
+    float a = to_float(x[passed + 2 * i]), b = to_float(x[passed + 2 * i + 1]), c = to_float(cos[i]), s = to_float(sin[i]);
+    out[passed + 2 * i] = from_float<T>(a * c - b * s);
+    out[passed + 2 * i + 1] = from_float<T>(b * c + a * s);
+  }
+}
+
+enum Style : int32_t { half_style, interleaved_style, complex_style, trailing_style };
 
 // One [B, H, S, D] tensor and where its rotated copy goes; strides (b, h, s) in elements.
 template <typename T>
@@ -81,7 +94,8 @@ PORTER_EXPORT void porter_rope(void* query_out, void* key_out, const void* query
         const C* sine = static_cast<const C*>(sin) + b * strides[14] + s * strides[15];
         T* out = side.target(b, h, s);
         const T* x = side.source(b, h, s);
-        if (style == complex_style) rotate_complex(out, x, cosine, sine, rotary);
+        if (style == trailing_style) rotate_trailing(out, x, cosine, sine, rotary, size);
+        else if (style == complex_style) rotate_complex(out, x, cosine, sine, rotary);
         else if (style == interleaved_style) rotate_interleaved(out, x, cosine, sine, rotary);
         else rotate_half(out, x, cosine, sine, rotary, size);
       }

@@ -14,8 +14,10 @@ Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[
 
 ComplexRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-COMPLEX = 2
-"""The kernel's number for the complex style; half is 0, interleaved 1."""
+TrailingRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+COMPLEX, TRAILING = 2, 3
+"""The kernel's numbers for these styles; half is 0, interleaved 1."""
 FLOAT32_BYTES = 4
 
 # ctypes passes packed bytes several times faster than an array it must build.
@@ -110,6 +112,46 @@ def accepts_complex(query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor
     if query.stride(3) != 1 or key.stride(3) != 1 or angles.stride(2) != 1 or angles.is_conj():
         return "the last dimension is not contiguous"
     return None if batch and heads and length and size and key_shape[1] else EMPTY
+
+
+def trailing_rope(library: KernelLibrary) -> TrailingRope:
+    """A copy in the memory layout of the heads, with their last dimensions turned as neighbours."""
+
+    def call(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(states)
+        batch, heads, length, size = states.shape
+        cos_stride = cos.stride() if cos.shape[0] == batch else (0, *cos.stride()[1:])
+        sin_stride = sin.stride() if sin.shape[0] == batch else (0, *sin.stride()[1:])
+        geometry = _pack(
+            batch, length, size, 2 * cos.shape[-1], heads, 0, *states.stride()[:3], *out.stride()[:3],
+            0, 0, 0, 0, 0, 0, *cos_stride[:2], *sin_stride[:2],
+        )
+        library.rope(
+            out.data_ptr(), None, states.data_ptr(), None, cos.data_ptr(), sin.data_ptr(), geometry, TRAILING,
+            FLOAT_CODES[states.dtype], FLOAT_CODES[cos.dtype], threads_for(4 * states.numel()),
+        )
+        return out
+
+    return call
+
+
+def accepts_trailing(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+    """float32 or bfloat16 heads, contiguous in the last dimension; angles of either dtype."""
+    if not (states.is_cpu and cos.is_cpu and sin.is_cpu):
+        return NOT_CPU
+    if states.dtype not in FLOAT_CODES or cos.dtype not in FLOAT_CODES:
+        return NOT_FLOAT
+    if sin.dtype is not cos.dtype:
+        return OTHER_DTYPE
+    if states.dim() != 4 or cos.dim() != 3 or sin.shape != cos.shape:
+        return "states are not [B, H, S, D], or cos and sin not [B, S, R/2]"
+    batch, heads, length, size = states.shape
+    batches, positions, pairs = cos.shape
+    if batches not in (1, batch) or positions != length or 2 * pairs > size:
+        return OTHER_SHAPE
+    if states.stride(3) != 1 or cos.stride(2) != 1 or sin.stride(2) != 1:
+        return "the last dimension is not contiguous"
+    return None if states.numel() and pairs else EMPTY
 
 
 def accepts_interleaved(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:

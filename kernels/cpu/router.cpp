@@ -6,8 +6,8 @@ namespace porter {
 namespace {
 
 // How scores are made of logits, and groups chosen: softmax without groups; sigmoid, groups by the sum of their two best;
-// softmax, groups by their best.
-enum Kind : int64_t { plain_softmax, grouped_sigmoid, grouped_softmax };
+// softmax, groups by their best; sqrt(softplus) without groups, choosing the best or, by_table, those already in `indices`.
+enum Kind : int64_t { plain_softmax, grouped_sigmoid, grouped_softmax, sqrt_softplus, by_table };
 
 // shape: T, H, E, k, groups, kept groups, stride of hidden, renormalize, kind.
 struct Router {
@@ -53,6 +53,9 @@ void softmax(float* scores, const float* logits, int64_t count) {
   for (int64_t i = 0; i < count; ++i) scores[i] /= total;
 }
 
+// sqrt(log(1 + e^x)), where e^x alone would overflow too.
+float root_of_softplus(float x) { return std::sqrt(std::fmax(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)))); }
+
 struct Workspace {
   Scratch scores, choice, sums, kept, taken;
 };
@@ -64,15 +67,17 @@ void route(const float* logits, const float* bias, const Router& a, float factor
   char* taken = memory.taken.get<char>(a.experts);
   if (a.kind == grouped_sigmoid)
     for (int64_t e = 0; e < a.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+  else if (a.kind >= sqrt_softplus)
+    for (int64_t e = 0; e < a.experts; ++e) scores[e] = root_of_softplus(logits[e]);
   else
     softmax(scores, logits, a.experts);
   for (int64_t e = 0; e < a.experts; ++e) choice[e] = scores[e] + (bias == nullptr ? 0.0f : bias[e]);
   if (a.groups > 1)
     limit_groups(choice, a, memory.sums.get<float>(a.groups), memory.kept.get<int64_t>(a.groups), taken);
-  pick(choice, a.experts, a.top_k, chosen, taken);
+  if (a.kind != by_table) pick(choice, a.experts, a.top_k, chosen, taken);
   // Of an expert outside the groups, grouped softmax weighs in nothing; grouped sigmoid never chooses one.
   const float* weighed = a.kind == grouped_softmax ? choice : scores;
-  float total = a.kind == grouped_sigmoid ? 1e-20f : 0.0f;
+  float total = a.kind == plain_softmax || a.kind == grouped_softmax ? 0.0f : 1e-20f;
   for (int64_t i = 0; i < a.top_k; ++i) total += weights[i] = weighed[chosen[i]];
   for (int64_t i = 0; i < a.top_k; ++i) weights[i] = (a.renormalize ? weights[i] / total : weights[i]) * factor;
 }

@@ -35,7 +35,7 @@ def router_softmax(library: KernelLibrary) -> Softmax:
 
     def call(hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
         picks = top_k, 1, 1
-        return _route(library, hidden, weight, None, hidden.dtype, PLAIN_SOFTMAX, picks, renormalize, 1.0)
+        return route(library, hidden, weight, None, hidden.dtype, PLAIN_SOFTMAX, picks, renormalize, 1.0)
 
     return call
 
@@ -54,7 +54,7 @@ def router_grouped_sigmoid(library: KernelLibrary) -> GroupedSigmoid:
         routed_scaling_factor: float,
     ) -> Routing:
         picks = top_k, num_group, topk_group
-        return _route(
+        return route(
             library, hidden, weight, bias, torch.float32, GROUPED_SIGMOID, picks, renormalize, routed_scaling_factor
         )
 
@@ -73,14 +73,14 @@ def router_grouped_softmax(library: KernelLibrary) -> GroupedSoftmax:
         routed_scaling_factor: float,
     ) -> Routing:
         picks = top_k, num_group, topk_group
-        return _route(
+        return route(
             library, hidden, weight, None, torch.float32, GROUPED_SOFTMAX, picks, False, routed_scaling_factor
         )
 
     return call
 
 
-def _route(
+def route(
     library: KernelLibrary,
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -90,13 +90,15 @@ def _route(
     picks: tuple[int, int, int],
     renormalize: bool,
     factor: float,
+    chosen: torch.Tensor | None = None,
 ) -> Routing:
-    """Logits and weights in `dtype`; `picks` are experts per token, groups, and groups kept."""
+    """Logits and weights in `dtype`; `picks` are experts per token, groups, and groups kept. Experts already `chosen`
+    [T, k] are weighed alone, and returned."""
     x, stride = rows_of(hidden)
     (tokens, size), experts, top_k = x.shape, weight.shape[0], picks[0]
     logits = torch.empty((tokens, experts), dtype=dtype)
     weights = torch.empty((tokens, top_k), dtype=dtype)
-    indices = torch.empty((tokens, top_k), dtype=torch.int64)
+    indices = torch.empty((tokens, top_k), dtype=torch.int64) if chosen is None else chosen
     shape = _pack_shape(tokens, size, experts, *picks, stride, renormalize, kind)
     library.router(
         logits.data_ptr(), weights.data_ptr(), indices.data_ptr(), x.data_ptr(), weight.data_ptr(),

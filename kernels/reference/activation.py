@@ -11,7 +11,7 @@ from porter.kernels.reference.draw import Draw, spread, strided
 
 TOLERANCE = Tolerance(
     "an exponential, a division and two products per value, no sums; one rounding to the output dtype",
-    terms=lambda gate_up: 64,
+    terms=lambda gate_up, *limit: 64,
 )
 
 
@@ -21,11 +21,17 @@ def swiglu_standard(gate_up: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
-def _fake(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu_clamped(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit), as `swiglu_standard` else (DeepSeek-V4)."""
+    gate, up = gate_up.to(compute_dtype(gate_up.dtype)).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)).to(gate_up.dtype)
+
+
+def _fake(gate_up: torch.Tensor, *limit: float) -> torch.Tensor:
     return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
-def _cost(gate_up: torch.Tensor) -> Cost:
+def _cost(gate_up: torch.Tensor, *limit: float) -> Cost:
     return Cost(moved_bytes(gate_up) * 3 // 2, 3 * gate_up.numel())
 
 
@@ -39,4 +45,15 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     yield Case("last dimension strided", (strided(draw.normal(3, 38)),))
 
 
-OPS = (Op("swiglu", "standard", "(Tensor gate_up) -> Tensor", swiglu_standard, _fake, _inputs, TOLERANCE, _cost),)
+def _clamped_inputs(dtype: torch.dtype) -> Iterator[Case]:
+    for case in _inputs(dtype):
+        for limit in (0.7, 10.0):
+            yield Case(f"{case.label} limit={limit}", (*case.arguments, limit))
+
+
+CLAMPED = "(Tensor gate_up, float limit) -> Tensor"
+
+OPS = (
+    Op("swiglu", "standard", "(Tensor gate_up) -> Tensor", swiglu_standard, _fake, _inputs, TOLERANCE, _cost),
+    Op("swiglu", "clamped", CLAMPED, swiglu_clamped, _fake, _clamped_inputs, TOLERANCE, _cost),
+)

@@ -34,7 +34,7 @@ INT8_TOLERANCE = Tolerance(
 )
 
 
-def _routed(
+def routed_sum(
     hidden: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
@@ -73,7 +73,7 @@ def experts_standard(
         return torch.nn.functional.linear(gated, down[expert].to(x.dtype))
 
     dtype = compute_dtype(hidden.dtype)
-    return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
+    return routed_sum(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
 
 
 def _int8_mlp(product: Callable[..., torch.Tensor], *weights: torch.Tensor) -> ExpertMLP:
@@ -98,7 +98,7 @@ def experts_w8a16(
 ) -> torch.Tensor:
     """As `experts_standard` with int8 gate_up and down times gate_up_scale [E, 2I] and down_scale [E, H]."""
     mlp, dtype = _int8_mlp(linear_w8a16, gate_up, gate_up_scale, down, down_scale), compute_dtype(hidden.dtype)
-    return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
+    return routed_sum(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
 
 
 def experts_w8a8(
@@ -112,7 +112,7 @@ def experts_w8a8(
 ) -> torch.Tensor:
     """As `experts_w8a16` with hidden, and then the gated activation, quantized per token as in `linear_w8a8`."""
     mlp, dtype = _int8_mlp(linear_w8a8, gate_up, gate_up_scale, down, down_scale), compute_dtype(hidden.dtype)
-    return _routed(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
+    return routed_sum(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
 
 
 def experts_w8a8_exact(
@@ -120,7 +120,7 @@ def experts_w8a8_exact(
 ) -> torch.Tensor:
     """float64 oracle: codes chosen in the compute dtype, everything else in float64."""
     mlp = _int8_mlp(linear_w8a8_exact, *weights)
-    return _routed(hidden, top_k_index, top_k_weights, weights[0].shape[0], mlp, torch.float64)
+    return routed_sum(hidden, top_k_index, top_k_weights, weights[0].shape[0], mlp, torch.float64)
 
 
 def _fake(hidden: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -33,6 +33,11 @@ def rms_norm_standard(hidden_states: torch.Tensor, weight: torch.Tensor, eps: fl
     return (normalised * weight.to(normalised.dtype)).to(hidden_states.dtype)
 
 
+def rms_norm_unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """As `rms_norm_standard` with no weight (DeepSeek-V4)."""
+    return _normalised(hidden_states, eps).to(hidden_states.dtype)
+
+
 def rms_norm_zero_centered(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `rms_norm_standard` with 1 + weight (Qwen3-Next, Gemma)."""
     normalised = _normalised(hidden_states, eps)
@@ -100,8 +105,16 @@ def _norm_inputs(centre: float) -> Callable[[torch.dtype], Iterator[Case]]:
             weight = draw.normal(hidden_states.shape[-1], scale=0.2, shift=centre)
             for eps in (1e-6, 1e-5):
                 yield Case(f"{label} eps={eps}", (hidden_states, weight, eps))
+            if dtype == torch.bfloat16 and hidden_states.numel():
+                yield Case(f"{label} float32 weight", (hidden_states, weight.float() * 1.001, 1e-6))
 
     return inputs
+
+
+def _unweighted_inputs(dtype: torch.dtype) -> Iterator[Case]:
+    draw = Draw(dtype, 14)
+    for label, hidden_states in _rows(draw):
+        yield Case(label, (hidden_states, 1e-6))
 
 
 def _add_inputs(centre: float) -> Callable[[torch.dtype], Iterator[Case]]:
@@ -124,12 +137,14 @@ def _gated_inputs(dtype: torch.dtype) -> Iterator[Case]:
 
 
 NORM = "(Tensor hidden_states, Tensor weight, float eps) -> Tensor"
+UNWEIGHTED = "(Tensor hidden_states, float eps) -> Tensor"
 GATED = "(Tensor hidden_states, Tensor weight, Tensor gate, float eps) -> Tensor"
 ADD = "(Tensor hidden_states, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)"
 
 OPS = (
     Op("rms_norm", "standard", NORM, rms_norm_standard, _same, _norm_inputs(1.0), TOLERANCE, _cost),
     Op("rms_norm", "zero_centered", NORM, rms_norm_zero_centered, _same, _norm_inputs(0.0), TOLERANCE, _cost),
+    Op("rms_norm", "unweighted", UNWEIGHTED, rms_norm_unweighted, _same, _unweighted_inputs, TOLERANCE, _cost),
     Op("rms_norm", "gated", GATED, rms_norm_gated, _same, _gated_inputs, TOLERANCE, _gated_cost),
     Op("add_rms_norm", "standard", ADD, add_rms_norm_standard, _same_twice, _add_inputs(1.0), ADD_TOLERANCE, _add_cost),
     Op(

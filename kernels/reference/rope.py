@@ -12,7 +12,7 @@ from porter.kernels.reference.draw import Draw, strided
 TOLERANCE = Tolerance(
     "two products and one sum per value, relative to the length of the row, which a rotation keeps; one rounding to "
     "the output dtype",
-    terms=lambda query, key, *angles: 16,
+    terms=lambda *arguments: 16,
 )
 
 
@@ -68,6 +68,26 @@ def _rotate_neighbours(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     real, imaginary = x[..., 0::2].to(dtype), x[..., 1::2].to(dtype)
     turned = torch.stack((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=-1)
     return turned.flatten(-2).to(x.dtype)
+
+
+def rope_trailing(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """states [B, H, S, D] with the last R dimensions turned as neighbours (x0, x1), (x2, x3), ..., which stay neighbours;
+    cos and sin [B or 1, S, R/2], one for each pair.
+
+    Equals transformers' `apply_rotary_pos_emb` of DeepSeek-V4.
+    """
+    passed = states.shape[-1] - 2 * cos.shape[-1]
+    turned = _rotate_neighbours(states[..., passed:], torch.stack((cos, sin), dim=-1).unsqueeze(1))
+    return torch.cat((states[..., :passed], turned), dim=-1)
+
+
+def _trailing_fake(states: torch.Tensor, *rest: object) -> torch.Tensor:
+    return states.new_empty(states.shape)
+
+
+def _trailing_cost(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Cost:
+    turned = states.shape[0] * states.shape[1] * states.shape[2] * cos.shape[-1]
+    return Cost(moved_bytes(states, states, cos, sin), 6 * turned)
 
 
 def _fake(query: torch.Tensor, key: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,11 +157,36 @@ def _complex_inputs(dtype: torch.dtype) -> Iterator[Case]:
         yield Case(case.label, (query, key, torch.complex(*parts)))
 
 
+def _trailing_inputs(dtype: torch.dtype) -> Iterator[Case]:
+    for case in _inputs(SHAPES + PARTIAL, dtype):
+        query, key, cos, sin = case.arguments
+        half = cos.shape[-1] // 2
+        for wide in dict.fromkeys((dtype, compute_dtype(dtype))):
+            angles = tuple(part[..., :half].to(wide) for part in (cos, -sin))
+            yield Case(f"{case.label}, angles in {wide}", (query, *angles))
+    draw = Draw(dtype, 42)
+    cos, sin = _angles(draw, 2, 3, 8)
+    flat = draw.normal(2, 3, 5, 24).transpose(1, 2)
+    yield Case("cosines of a longer array", (flat, cos[..., :4], sin[..., :4]))
+
+
 SCHEMA = "(Tensor query, Tensor key, Tensor cos, Tensor sin) -> (Tensor, Tensor)"
 COMPLEX_SCHEMA = "(Tensor query, Tensor key, Tensor angles) -> (Tensor, Tensor)"
+
+TRAILING_SCHEMA = "(Tensor states, Tensor cos, Tensor sin) -> Tensor"
 
 OPS = (
     Op("rope", "half", SCHEMA, rope_half, _fake, _half_inputs, TOLERANCE, _cost),
     Op("rope", "interleaved", SCHEMA, rope_interleaved, _fake, _interleaved_inputs, TOLERANCE, _cost),
     Op("rope", "complex", COMPLEX_SCHEMA, rope_complex, _fake, _complex_inputs, TOLERANCE, _complex_cost),
+    Op(
+        "rope",
+        "trailing",
+        TRAILING_SCHEMA,
+        rope_trailing,
+        _trailing_fake,
+        _trailing_inputs,
+        TOLERANCE,
+        _trailing_cost,
+    ),
 )
