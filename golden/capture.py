@@ -122,6 +122,8 @@ class _Generation:
             # Without explicit positions a padded row would start at its padding, not at its first token.
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             arguments |= {"attention_mask": mask, "position_ids": positions}
+            if "position_ids" not in self._parameters and "kwargs" not in self._parameters:
+                del arguments["position_ids"]  # code of its own, which counts positions from the mask
         return arguments
 
 
@@ -183,6 +185,9 @@ def _cache_name(model: nn.Module, new_tokens: int) -> str | None:
     name = next((name for name in _CACHE_NAMES if name in parameters), None)
     if new_tokens > 1 and name is None:
         raise PorterError(f"{type(model).__name__}.forward takes no cache: it can be captured with new_tokens=0 only")
+    supports = getattr(model, "_supports_default_dynamic_cache", None)
+    if new_tokens > 1 and supports is not None and not supports():
+        raise PorterError(f"{type(model).__name__} has a cache of its own: it can be captured with new_tokens=0 only")
     return name
 
 

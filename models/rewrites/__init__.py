@@ -6,6 +6,7 @@ from porter.models.rewrite import Rewrite
 from porter.models.rewrites.attention import GroupedQueryAttention
 from porter.models.rewrites.decoder_layer import DecoderLayer
 from porter.models.rewrites.experts import GroupedSigmoidRouter, StackedExperts
+from porter.models.rewrites.fused_mlp import FusedGatedMLP
 from porter.models.rewrites.gated_attention import GatedAttention
 from porter.models.rewrites.gated_delta_net import GatedDeltaNet
 from porter.models.rewrites.gated_mlp import GatedMLP
@@ -14,7 +15,9 @@ from porter.models.rewrites.grouped_softmax_router import GroupedSoftmaxRouter
 from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.mla import MultiHeadLatentAttention
 from porter.models.rewrites.norm import RMSNorm
+from porter.models.rewrites.sandwich_layer import SandwichLayer
 from porter.models.rewrites.shared_expert import GatedSharedExpert
+from porter.models.rewrites.sigmoid_router import SigmoidRouter
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention
 from porter.models.rewrites.vision_attention import VisionAttention
@@ -23,6 +26,7 @@ REWRITES: tuple[Rewrite, ...] = (
     GatedRMSNorm(),
     RMSNorm(),
     GatedMLP(),
+    FusedGatedMLP(),
     GatedDeltaNet(),
     GatedAttention(),
     GroupedQueryAttention(),
@@ -32,9 +36,11 @@ REWRITES: tuple[Rewrite, ...] = (
     SparseLatentAttention(),
     GroupedSigmoidRouter(),
     GroupedSoftmaxRouter(),
+    SigmoidRouter(),
     SoftmaxRouter(),
     StackedExperts(),
     GatedSharedExpert(),
     DecoderLayer(),
     HybridLayer(),
+    SandwichLayer(),
 )

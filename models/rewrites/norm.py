@@ -8,7 +8,6 @@ from torch import nn
 from porter.kernels.dispatch import OpCall
 from porter.models.rewrite import Candidate, Mismatch
 
-
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 LARGEST_EPSILON = 1e-2
 

@@ -212,18 +212,19 @@ def test_code_that_does_not_import_is_named(tmp_path: Path) -> None:
 
 CORE = {"rms_norm", "attention", "decoder_layer"}
 KNOWN_TO_TRANSFORMERS: list[tuple[str, dict[str, Any], set[str], dict[str, str]]] = [
-    ("glm4", {}, {"rms_norm", "attention"}, {"Glm4MLP": "no rewrite knows it"}),
+    ("glm4", {}, {*CORE, "gated_mlp"}, {}),
+    ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": True}, {*CORE, "gated_mlp"}, {}),
     ("glm4_moe", {}, {*CORE, "gated_mlp", "router", "experts"}, {}),
     ("hunyuan_v1_dense", {"head_dim": 128}, {*CORE, "gated_mlp"}, {}),
     ("hunyuan_v1_moe", {"head_dim": 128}, {*CORE, "gated_mlp", "router", "experts"}, {}),
     ("minimax", {}, {"rms_norm", "attention", "router", "experts"}, {"MiniMaxDecoderLayer": "float64 proof"}),
-    ("minimax_m2", {}, {*CORE, "experts"}, {"MiniMaxM2SparseMoeBlock": "no attribute num_group"}),
+    ("minimax_m2", {}, {*CORE, "router", "experts"}, {"MiniMaxM2SparseMoeBlock": "no attribute num_group"}),
     ("olmoe", {}, {*CORE, "router", "experts"}, {}),
     ("olmoe", {"clip_qkv": 8.0}, {*CORE, "router", "experts"} - {"attention"}, {"OlmoeAttention": "clamp"}),
     ("gpt_oss", {}, {"rms_norm"}, {"GptOssAttention": "float64 proof", "GptOssExperts": "under other names"}),
-    ("gemma2", {}, {"rms_norm"}, {"Gemma2MLP": "none of its child modules computes silu"}),
-    ("gemma3_text", {}, {"rms_norm", "attention"}, {"Gemma3MLP": "none of its child modules computes silu"}),
-    ("phi3", {}, {"rms_norm"}, {"Phi3MLP": "no rewrite knows it"}),
+    ("gemma2", {}, {"rms_norm", "decoder_layer"}, {"Gemma2MLP": "none of its child modules computes silu"}),
+    ("gemma3_text", {}, CORE, {"Gemma3MLP": "none of its child modules computes silu"}),
+    ("phi3", {}, {"rms_norm", "gated_mlp"}, {"Phi3Attention": "no rewrite knows it"}),
     ("mixtral", {}, {*CORE, "router", "experts"}, {}),
 ]
 
