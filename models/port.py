@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from porter.errors import Refusal
 from porter.models.generated import import_text, own_package
@@ -67,7 +69,7 @@ def port_source(config: Any, module: str, class_name: str, chip: str) -> PortedS
     Raises Refusal naming the part of the proof that fails when the whole model does not agree although its parts do,
     and one with the reason for every class when none can be ported.
     """
-    with one_thread():
+    with one_thread(), _only_errors():
         search = Search.begin(config, module, class_name, chip, REWRITES)
         text, _, proof = search.settle()
     classes = tuple(PortedClass(n, c, search.errors[n]) for n, c in search.chosen().items())
@@ -81,6 +83,17 @@ def port_source(config: Any, module: str, class_name: str, chip: str) -> PortedS
 def tied_weights(config: Any, module: str, class_name: str) -> dict[str, str]:
     """The parameters that a model of `config` ties, and so does not store: name -> the one that each equals."""
     return dict(getattr(source_on_meta(config, module, class_name), "all_tied_weights_keys", None) or {})
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """No advice from transformers within: what it says of ids and speed is of the reduced model, not the user's."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def source_on_meta(config: Any, module: str, class_name: str) -> nn.Module:
