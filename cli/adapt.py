@@ -19,7 +19,7 @@ def adapt(
     target: Annotated[str, typer.Option(help="Chip: a catalogue name or alias; see `porter chips`.")],
     output: Annotated[Path | None, typer.Option(help="Directory to write.")] = None,
     scheme: Annotated[str | None, typer.Option(help="fp32, bf16, int8, w8a16 or w8a8.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Floating-point dtype: bf16 or fp32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="What is computed in: bf16 or fp32.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint to convert when MODEL has none.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor parallel size; only 1 is ported.")] = 1,

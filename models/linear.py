@@ -1,4 +1,5 @@
-"""The linear layers of a ported model: one Op call each, in floating point or over int8 weights."""
+"""The linear layers of a ported model, one Op call each, in floating point or over int8 weights; and embeddings whose
+table is narrower than what they give."""
 
 from __future__ import annotations
 
@@ -43,3 +44,22 @@ class Int8Linear(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}"
+
+
+class WideningEmbedding(nn.Embedding):
+    """The embedding `of`, its table [num_embeddings, embedding_dim] stored in `dtype`, its rows given in `of`'s.
+
+    The buffer `given` is empty: its dtype is that of the rows, and follows when the model is cast.
+    """
+
+    given: torch.Tensor
+
+    def __init__(self, of: nn.Embedding, dtype: torch.dtype) -> None:
+        table = torch.empty_like(of.weight, dtype=dtype)
+        super().__init__(of.num_embeddings, of.embedding_dim, of.padding_idx, _weight=table)
+        self.register_buffer("given", of.weight.new_empty(0), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input [...] int64 -> [..., embedding_dim]; in the table's own dtype where that is the wider one."""
+        rows = super().forward(input)
+        return rows.to(torch.promote_types(rows.dtype, self.given.dtype))

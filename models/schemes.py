@@ -1,4 +1,4 @@
-"""Put int8 layers where a ported checkpoint's config says its weights are int8."""
+"""Store weights in fewer bits than a ported model computes in, where its checkpoint's config says so."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import OpCall, op_calls
-from porter.models.linear import Int8Linear
+from porter.models.linear import Int8Linear, WideningEmbedding
 
 
 def apply_schemes(model: nn.Module, config: Any) -> None:
-    """Replace the modules named in `config.porter["quantized"]` ({module name: "w8a16" | "w8a8"}) by int8 ones.
+    """Change the modules named in `config.porter["quantized"]` ({module name: "w8a16" | "w8a8" | "bf16"}).
 
-    Linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
-    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. Ops named in `config.porter["reference_only"]` use the
-    reference by choice. Layers in `config.porter["prediction_layers"]` are in the checkpoint beside the model, which
-    therefore does not miss them. Models without such a section are left as they are.
+    In int8 linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
+    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. In "bf16" both keep their class over bfloat16 weights, and
+    embeddings become `WideningEmbedding`; what they compute stays in the dtype that the model is built in. Ops named in
+    `config.porter["reference_only"]` use the reference by choice. Layers in `config.porter["prediction_layers"]` are in
+    the checkpoint beside the model, which therefore does not miss them. Models without such a section are left as they
+    are.
     """
     section = getattr(config, "porter", None) or {}
     for name, scheme in section.get("quantized", {}).items():
         module = model.get_submodule(name)
-        if isinstance(module, nn.Linear):
+        if scheme == "bf16":
+            _store_bfloat16(model, name, module)
+        elif isinstance(module, nn.Linear):
             bias = module.bias is not None
             replacement = Int8Linear(module.in_features, module.out_features, bias, scheme, module.weight.dtype)
             model.set_submodule(name, replacement)
@@ -37,10 +41,21 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
             call.bind(call.chip_name, (), site=site)
 
 
+def _store_bfloat16(model: nn.Module, name: str, module: nn.Module) -> None:
+    if isinstance(module, nn.Embedding):
+        model.set_submodule(name, WideningEmbedding(module, torch.bfloat16))
+        return
+    for leaf, parameter in list(module.named_parameters(recurse=False)):
+        if parameter.dim() > 1:
+            narrow = torch.empty_like(parameter, dtype=torch.bfloat16)
+            setattr(module, leaf, nn.Parameter(narrow, parameter.requires_grad))
+
+
 def _quantize_experts(module: nn.Module, scheme: str) -> None:
     for name in ("gate_up_proj", "down_proj"):
         shape = getattr(module, name).shape
         setattr(module, name, nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False))
         scale = nn.Parameter(torch.empty(shape[:2], dtype=torch.float32), requires_grad=False)
         setattr(module, f"{name}_scale", scale)
-    module.__dict__["experts"] = OpCall("experts", scheme)
+    clamped = module.__dict__["experts"].variant.startswith("clamped")
+    module.__dict__["experts"] = OpCall("experts", f"clamped_{scheme}" if clamped else scheme)

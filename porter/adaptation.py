@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from porter.checkpoint.convert import Progress
 from porter.checkpoint.reader import Checkpoint
@@ -25,7 +26,7 @@ from porter.models.port import PortedSource
 from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
-from porter.quantization import scheme_named
+from porter.quantization import Scheme, scheme_named
 
 UNBUILDABLE = (
     RuntimeError,
@@ -66,7 +67,7 @@ class Port:
         return f"Port({self.reference.name!r} for {self.chip.name}, {self.scheme}, {ported}, {where})"
 
     def skeleton(self) -> nn.Module:
-        """The ported model on the meta device, with int8 layers where the scheme puts them."""
+        """The ported model on the meta device, with narrower weights where the scheme puts them."""
         with torch.device("meta"):
             return self.source.model_class()(copy.deepcopy(self.config))
 
@@ -111,16 +112,16 @@ def plan_port(
         reason = str(error).strip().partition("\n")[0]
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
-    float_dtype = _float_dtype(chosen.name, dtype)
-    stored = stored_names(reference.directory)
+    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name))
+    stored = stored_shapes(reference.directory)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config, stored)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
-    if chosen.weight_dtype == torch.int8:
-        config.porter["quantized"] = quantized_modules(source, config, chosen.name)
-        config.tie_word_embeddings = False
+    if chosen.weight_dtype != float_dtype:
+        config.porter["quantized"] = quantized_modules(source, config, chosen)
+        config.tie_word_embeddings = config.tie_word_embeddings and chosen.weight_dtype != torch.int8
     config.architectures = [family.class_name]
     config.dtype = float_dtype
-    plan = _plan(family, source, config, chip, chosen.name, bool(reference.config.tie_word_embeddings))
+    plan = _plan(family, source, config, chip, chosen.name, float_dtype)
     port = Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
     return with_prediction(port, stored)
 
@@ -133,64 +134,78 @@ def with_prediction(port: Port, stored: Collection[str]) -> Port:
     if prediction is not None:
         port.config.porter["prediction_layers"] = list(prediction.layers)
         port.config.porter["prediction_quantized"] = {}
-        if scheme_named(port.scheme).weight_dtype == torch.int8:
+        scheme = scheme_named(port.scheme)
+        if scheme.weight_dtype != port.dtype:
             with torch.device("meta"):
                 layer = build_layer(port.source.load(), port.config, 0)
-            port.config.porter["prediction_quantized"] = int8_modules(layer, port.source.load().Linear, port.scheme)
+            port.config.porter["prediction_quantized"] = modules_of_scheme(layer, port.source.load().Linear, scheme)
     return dataclasses.replace(port, prediction=prediction)
 
 
-def stored_names(directory: Path | None) -> tuple[str, ...]:
-    """The names of the tensors in a checkpoint directory; none where it holds no weights to read."""
+def stored_shapes(directory: Path | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a checkpoint directory, by name; none where it holds no weights to read."""
     if directory is None or not any(directory.glob("*.safetensors")):
-        return ()
-    return tuple(Checkpoint.open(directory).names)
+        return {}
+    checkpoint = Checkpoint.open(directory)
+    return {name: checkpoint.info(name).shape for name in checkpoint.names}
 
 
 def _default_scheme(config: Any) -> str:
     return "fp32" if getattr(config, "dtype", None) in (torch.float32, "float32") else "bf16"
 
 
+def _dtype_of_port(config: Any, scheme: str) -> str | None:
+    """What a directory that porter wrote in that scheme computes in; None for any other config."""
+    if (getattr(config, "porter", None) or {}).get("scheme") != scheme:
+        return None
+    stored = str(config.dtype).removeprefix("torch.")
+    return next((name for name, dtype in DTYPES.items() if str(dtype) == f"torch.{stored}"), None)
+
+
 def _float_dtype(scheme: str, dtype: str | None) -> torch.dtype:
     name = dtype or (scheme if scheme in DTYPES else "bf16")
     if name not in DTYPES:
         raise PorterError(f"--dtype {name}: the CPU port computes in {' or '.join(DTYPES)}")
-    if scheme in DTYPES and name != scheme:
+    if DTYPES.get(scheme) == torch.float32 != DTYPES[name]:
         raise PorterError(f"--dtype {name} contradicts --scheme {scheme}; leave one of them out")
     return DTYPES[name]
 
 
-def quantized_modules(source: PortedSource, config: Any, scheme: str) -> dict[str, str]:
-    """Module name -> scheme for every linear and expert stack that has an int8 Op.
+def quantized_modules(source: PortedSource, config: Any, scheme: Scheme) -> dict[str, str]:
+    """Module name -> scheme for every linear and expert stack, and in bf16 for embeddings.
 
-    Weights that an Op reads itself (routers, kv_b_proj) and linears that their rewrite marks stay as they are. lm_head takes w8a16: its input feeds
-    the logits directly, and its weight is the largest matrix of a small model.
+    Weights that an Op reads itself (routers, kv_b_proj) and linears that their rewrite marks stay as they are. In int8
+    the output embedding takes w8a16: its input feeds the logits directly, and its weight is the largest matrix of a
+    small model.
     """
     with torch.device("meta"):
         model = source.model_class()(copy.deepcopy(config))
-    return int8_modules(model, source.load().Linear, scheme)
+    return modules_of_scheme(model, source.load().Linear, scheme)
 
 
-def int8_modules(model: nn.Module, linear: type[nn.Module], scheme: str) -> dict[str, str]:
+def modules_of_scheme(model: nn.Module, linear: type[nn.Module], scheme: Scheme) -> dict[str, str]:
     """`quantized_modules` of a model whose linears are of the class `linear`."""
     result = {}
+    head = "w8a16" if scheme.weight_dtype == torch.int8 else scheme.name
+    # A prediction layer is no model of transformers and has no head of its own.
+    last = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     for name, module in model.named_modules():
         if isinstance(module, linear):
             if getattr(module, "keeps_dtype", False):
                 continue
-            result[name] = "w8a16" if name == "lm_head" else scheme
+            result[name] = head if module is last else scheme.name
         elif {"gate_up_proj", "down_proj"} <= dict(module.named_parameters(recurse=False)).keys():
-            result[name] = scheme
+            result[name] = scheme.name
+        elif type(module) is nn.Embedding and scheme.weight_dtype != torch.int8:
+            result[name] = scheme.name
     return result
 
 
-def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, tied: bool) -> Plan:
+def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, dtype: torch.dtype) -> Plan:
     with torch.device("meta"):
         model = source.model_class()(copy.deepcopy(config))
-    quantized = config.porter["quantized"]
-    sizes = parameter_bytes(model, scheme, quantized)
-    tied = tied and not quantized
-    read = bytes_read_per_token(config, sizes, tied)
+    sizes = parameter_bytes(model, dtype)
+    read = bytes_read_per_token(config, sizes, bool(config.tie_word_embeddings))
     memory = chip.memory_bytes()
     bandwidth = chip.bandwidth_bytes_per_second()
     weight_bytes = sum(sizes.values())
@@ -200,8 +215,8 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
         scheme=scheme,
         parameters=sum(p.numel() for n, p in model.named_parameters() if not n.endswith("_scale")),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(config, 4 if scheme == "fp32" else 2),
-        state_bytes=state_bytes(model, 4 if scheme == "fp32" else 2),
+        kv_bytes_per_token=kv_bytes_per_token(config, dtype.itemsize),
+        state_bytes=state_bytes(model, dtype.itemsize),
         bytes_read_per_token=read,
         chip_memory_bytes=memory,
         fits=None if memory is None else weight_bytes < memory,
@@ -262,8 +277,9 @@ def adapt(
     tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
     checks = check_kernels(default_registry(), port.chip, native, port.dtype)
     if weights is not None:
-        layout = port.family.checkpoint_layout(port.reference.config, stored_names(Path(weights)))
-        port = with_prediction(dataclasses.replace(port, layout=layout), stored_names(Path(weights)))
+        stored = stored_shapes(Path(weights))
+        layout = port.family.checkpoint_layout(port.reference.config, stored)
+        port = with_prediction(dataclasses.replace(port, layout=layout), stored)
     return export(
         dataclasses.replace(port, checks=checks),
         Path(output),

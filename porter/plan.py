@@ -6,6 +6,7 @@ import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from porter.chips.catalogue import Chip
@@ -13,7 +14,6 @@ from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
 from porter.models.auto_class import text_config
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "w8a16": 1, "w8a8": 1}
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk")
 """What configs call the routed experts of a layer, and those of them that one token passes."""
@@ -60,15 +60,12 @@ class Plan:
         return asdict(self)
 
 
-def parameter_bytes(model: nn.Module, scheme: str, quantized: dict[str, str]) -> dict[str, int]:
-    """Bytes of each parameter of a meta-device ported `model` under the scheme: int8 where `quantized` names it."""
+def parameter_bytes(model: nn.Module, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of each parameter of a meta-device ported `model`: what its scheme does not store otherwise has `dtype`."""
     result = {}
     for name, parameter in model.named_parameters():
-        module = name.rpartition(".")[0]
-        low = module in quantized and parameter.dim() > 1
-        width = 1 if low else 4 if scheme == "fp32" else 2
-        scales = 4 * parameter.shape[:-1].numel() if low else 0
-        result[name] = parameter.numel() * width + scales
+        by_scheme = parameter.dtype != torch.get_default_dtype() or name.endswith("_scale")
+        result[name] = parameter.numel() * (parameter.dtype if by_scheme else dtype).itemsize
     return result
 
 

@@ -59,7 +59,8 @@ def recipes(
             result.append(_int8_recipe(name, tensor, sources, layout, pieces))
             continue
         wanted = torch.float32 if any(k in name for k in keep) else dtype
-        wanted = wanted if tensor.is_floating_point() else tensor.dtype
+        # What is not in the default dtype on the meta device was put there by the scheme, or is no float.
+        wanted = wanted if tensor.dtype == torch.get_default_dtype() else tensor.dtype
         join = _joiner(name, correspondence, layout)
         result.append(TensorRecipe({name: (wanted, tuple(tensor.shape))}, sources, _cast(name, wanted, join), pieces))
     return result

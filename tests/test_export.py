@@ -163,7 +163,7 @@ REFUSED = [
     ({"target": "cpu", "reference_only": ("rms",)}, r"--reference-only rms: is no Op"),
     ({"target": "ascend", "plan": True}, r"--target ascend: porter has no op provider for ascend-910b yet"),
     ({"target": "cpu", "scheme": "fp8", "plan": True}, r"fp8"),
-    ({"target": "cpu", "scheme": "bf16", "dtype": "fp32", "plan": True}, r"--dtype fp32 contradicts --scheme bf16"),
+    ({"target": "cpu", "scheme": "fp32", "dtype": "bf16", "plan": True}, r"--dtype bf16 contradicts --scheme fp32"),
     ({"target": "cpu"}, r"--output is missing"),
 ]
 

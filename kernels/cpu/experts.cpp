@@ -230,7 +230,7 @@ void routed_experts(void* out, const void* hidden, const int64_t* index, const v
       return run(a, routing, x, static_cast<const W*>(gate_up), gate_up_scale, static_cast<const W*>(down), down_scale,
                  quantize_activations != 0, buffers);
     };
-    const float* y = weight_dtype == kInt8 ? go(int8_t{}) : go(T{});
+    const float* y = weight_dtype == kInt8 ? go(int8_t{}) : weight_dtype == kBFloat16 ? go(bf16{}) : go(T{});
     dispatch(router_dtype, [&](auto router_tag) {
       combine(static_cast<T*>(out), y, index, static_cast<const decltype(router_tag)*>(weights), a);
     });

@@ -10,6 +10,7 @@ import torch
 
 from porter.kernels.cpu.layout import (
     EMPTY,
+    FLOAT32_OVER_BFLOAT16,
     FLOAT_CODES,
     NOT_CONTIGUOUS,
     NOT_CPU,
@@ -133,8 +134,10 @@ def accepts_experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> str | None:
-    """CPU tensors of one dtype, float32 or bfloat16; the router's weights may be either."""
-    if gate_up.dtype is not hidden.dtype or down.dtype is not hidden.dtype:
+    """CPU tensors of one dtype, float32 or bfloat16, or bfloat16 experts under float32; the router's weights may be
+    either."""
+    dtype = gate_up.dtype
+    if down.dtype is not dtype or (dtype is not hidden.dtype and (hidden.dtype, dtype) != FLOAT32_OVER_BFLOAT16):
         return OTHER_DTYPE
     return _accepts(hidden, top_k_index, top_k_weights, gate_up, down)
 

@@ -8,6 +8,9 @@ from porter.kernels.cpu.library import DTYPE_CODES
 
 FLOAT_CODES = {dtype: DTYPE_CODES[dtype] for dtype in (torch.float32, torch.bfloat16)}
 
+FLOAT32_OVER_BFLOAT16 = torch.float32, torch.bfloat16
+"""The only two dtypes, of activations and of weights, that products of floating point take together."""
+
 NOT_CPU = "tensors are not on the CPU"
 NOT_FLOAT = "activations are neither float32 nor bfloat16"
 OTHER_DTYPE = "tensors differ in dtype"

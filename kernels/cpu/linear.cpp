@@ -106,7 +106,7 @@ void linear(const Linear& a, int64_t few) {
 }  // namespace porter
 
 // x [m, k] with rows x_stride apart, weight [n, k] with rows weight_stride apart, out [m, n] contiguous. Up to `few`
-// rows of x take the streaming kernel, more take the blocked one.
+// rows of x take the streaming kernel, more take the blocked one. weight_dtype: int8, bfloat16 or that of x.
 PORTER_EXPORT void porter_linear(void* out, const void* x, const void* weight, const float* weight_scale,
                                  const void* bias, int64_t m, int64_t n, int64_t k, int64_t x_stride,
                                  int64_t weight_stride, int64_t few, int32_t dtype, int32_t weight_dtype,
@@ -116,6 +116,7 @@ PORTER_EXPORT void porter_linear(void* out, const void* x, const void* weight, c
   dispatch(dtype, [&](auto tag) {
     using T = decltype(tag);
     if (weight_dtype == kInt8) linear<T, int8_t>(arguments, few);
+    else if (weight_dtype == kBFloat16) linear<T, bf16>(arguments, few);
     else linear<T, T>(arguments, few);
   });
 }

@@ -8,6 +8,7 @@ import torch
 
 from porter.kernels.cpu.layout import (
     EMPTY,
+    FLOAT32_OVER_BFLOAT16,
     FLOAT_CODES,
     NOT_CONTIGUOUS,
     NOT_CPU,
@@ -42,22 +43,22 @@ UNALIGNED = "weight rows are not contiguous"
 
 
 def linear(library: KernelLibrary) -> Linear:
-    """x weight^T + bias in float32 or bfloat16."""
+    """x weight^T + bias in float32 or bfloat16, or in float32 over a bfloat16 weight."""
 
     def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = x.numel() // x.shape[-1]
         dtype = x.dtype
-        if rows > 4:
+        if rows > 4 and weight.dtype is dtype:
             limit = TORCH_FROM_ROWS.get((library.isa or "", dtype), 1)
             if limit is not None and rows >= limit:
                 return torch.nn.functional.linear(x, weight, bias)
         x, stride = rows_of(x)
         n, k = weight.shape
         out = torch.empty((*x.shape[:-1], n), dtype=dtype)
-        code = FLOAT_CODES[dtype]
         library.linear(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), None, None if bias is None else bias.data_ptr(), rows, n,
-            k, stride, weight.stride(0), FEW_ROWS, code, code, threads_for(2 * n * k),
+            k, stride, weight.stride(0), FEW_ROWS, FLOAT_CODES[dtype], FLOAT_CODES[weight.dtype],
+            threads_for(2 * n * k),
         )
         return out
 
@@ -94,13 +95,14 @@ def _int8(library: KernelLibrary, kernel: str, *weight_code: int) -> Int8Linear:
 
 
 def accepts_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """CPU tensors of one dtype, float32 or bfloat16; the weight's rows contiguous."""
+    """CPU tensors of one dtype, float32 or bfloat16, or a bfloat16 weight under float32; the weight's rows contiguous.
+    """
     if not (x.is_cpu and weight.is_cpu):
         return NOT_CPU
     dtype = x.dtype
     if dtype not in FLOAT_CODES:
         return NOT_FLOAT
-    if weight.dtype is not dtype:
+    if weight.dtype is not dtype and (dtype, weight.dtype) != FLOAT32_OVER_BFLOAT16:
         return OTHER_DTYPE
     return _accepts_rest(x, weight, bias)
 

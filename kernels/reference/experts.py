@@ -175,6 +175,8 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
         gate_up = draw.normal(experts, 2 * intermediate, size, scale=size**-0.5)
         down = draw.normal(experts, size, intermediate, scale=intermediate**-0.5)
         yield Case(label, (*routed, gate_up, down))
+        if dtype == torch.float32:
+            yield Case(f"{label}, bfloat16 experts", (*routed, gate_up.to(torch.bfloat16), down.to(torch.bfloat16)))
 
 
 def _int8_inputs(dtype: torch.dtype) -> Iterator[Case]:

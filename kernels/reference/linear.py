@@ -29,7 +29,7 @@ INT8_TOLERANCE = Tolerance(
 
 
 def linear_standard(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N] in the dtype of x.
+    """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N] in the dtype of x, which may be wider than the weight's.
 
     Where the dtypes are one, torch's own product serves: it accumulates fp16 and bf16 in float32 and rounds once, and
     the weight is not copied.
@@ -126,6 +126,8 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
         weight, bias = draw.normal(n, x.shape[-1], scale=x.shape[-1] ** -0.5), draw.normal(n)
         yield Case(f"{label} bias", (x, weight, bias))
         yield Case(label, (x, weight, None))
+        if dtype == torch.float32:
+            yield Case(f"{label} bias, bfloat16 weight", (x, weight.to(torch.bfloat16), bias))
     yield Case("weight rows apart", (draw.normal(3, 32), spread(draw.normal(16, 32)), None))
 
 
