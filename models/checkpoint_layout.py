@@ -8,13 +8,13 @@ that does anything else (transposing, permuting, splitting one tensor over sever
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, conversion_mapping
-from transformers.core_model_loading import PrefixChange, revert_weight_conversion
+from transformers.core_model_loading import PrefixChange, Transpose, revert_weight_conversion
 
 from porter.correspondence import Correspondence, Entry
 from porter.errors import PorterError
@@ -26,11 +26,15 @@ CANNOT_REVERT = (RuntimeError, ValueError, LookupError, TypeError, AttributeErro
 """What transformers' conversions raise for one parameter of several that they need together."""
 
 
-def checkpoint_layout(upstream: nn.Module, stored: Collection[str] = ()) -> Correspondence:
+Stored = Collection[str] | Mapping[str, tuple[int, ...]]
+"""The names of the tensors in a checkpoint, or their shapes by name."""
+
+
+def checkpoint_layout(upstream: nn.Module, stored: Stored = ()) -> Correspondence:
     """Between a checkpoint on disk and `upstream` (on the meta device); what is not listed is stored as it is.
 
-    `stored` are the names that the checkpoint has: of the forms that transformers reads, a parameter takes the first
-    that is stored, which is the released one where none is. Raises PorterError naming the parameter and the conversion
+    `stored` are the names that the checkpoint has, best with shapes: of the forms that transformers reads, a parameter
+    takes the first that is stored, which is the released one where none is. Raises PorterError naming the parameter and the conversion
     of a form that porter cannot join.
     """
     conversions = _conversions(upstream)
@@ -45,6 +49,8 @@ def checkpoint_layout(upstream: nn.Module, stored: Collection[str] = ()) -> Corr
     for name, tensor in upstream.state_dict().items():
         found = [_entry(upstream, form, name, tensor, checked) for form in forms]
         entry = next((e for e in found if e is not None and names.issuperset(e.sources)), found[0])
+        if entry is not None and entry.kind == "transposed" and not _stored_transposed(entry, tensor, stored):
+            entry = None
         if entry is not None and (name not in names or names.issuperset(entry.sources)):
             entries.append(entry)
     _refuse_shared(upstream, conversions, entries)
@@ -73,13 +79,33 @@ def _entry(
     """The entry of one parameter, or None where the form stores it under its own name as it is."""
     disk = _reverted(upstream, form, name, torch.empty(tensor.shape, device="meta"))
     if list(disk) == [name]:
-        return None
+        return _under_its_own_name(upstream, form, name, tensor)
     entry = _joined(name, disk, tuple(tensor.shape))
     key = tuple(re.sub(r"\d+", "*", n) for n in (name, *entry.sources[: len(entry.sizes)]))
     if key not in checked:
         _check_by_value(upstream, form, entry, tensor)
         checked.add(key)
     return entry
+
+
+def _under_its_own_name(upstream: nn.Module, form: list[Any], name: str, tensor: torch.Tensor) -> Entry | None:
+    """Of a parameter that keeps its name on disk: None where it is stored as it is, else that it is transposed."""
+    operations = [o for c in _matching(form, name) for o in getattr(c, "operations", ())]
+    if not operations:
+        return None
+    last = tensor.dim() - 2, tensor.dim() - 1
+    if not all(isinstance(o, Transpose) and (o.dim0, o.dim1) == last and o.check_dims for o in operations):
+        raise _not_understood(upstream, name, form, "it keeps its name, but not its values")
+    return Entry(name, (name,), (int(tensor.shape[-2]),), "transposed")
+
+
+def _stored_transposed(entry: Entry, tensor: torch.Tensor, stored: Stored) -> bool:
+    """As transformers decides it: by the shape on disk, so that a square matrix is taken as it is. Released checkpoints
+    are transposed."""
+    if not isinstance(stored, Mapping) or entry.target not in stored:
+        return not stored
+    shape = tuple(tensor.shape)
+    return shape != tuple(stored[entry.target]) == entry.source_shape(0, shape)
 
 
 def _reverted(upstream: nn.Module, form: list[Any], name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import transformers
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.models.auto_class import auto_class_name, model_class_name
-from porter.models.checkpoint_layout import checkpoint_layout
+from porter.models.checkpoint_layout import Stored, checkpoint_layout
 from porter.models.config_rules import check_config
 from porter.models.loading import registered_conversions
 from porter.models.port import PortedSource, port_source, source_on_meta
@@ -61,8 +61,8 @@ class Family:
         upstream = source_on_meta(config, self.module, self.class_name)
         return correspondence_of(upstream, {c.name: c.candidate for c in source.classes})
 
-    def checkpoint_layout(self, config: Any, stored: Collection[str] = ()) -> Correspondence:
-        """Between checkpoints on disk and the upstream class; `stored` are the names in the checkpoint at hand."""
+    def checkpoint_layout(self, config: Any, stored: Stored = ()) -> Correspondence:
+        """Between checkpoints on disk and the upstream class; `stored` is what the checkpoint at hand holds."""
         return checkpoint_layout(source_on_meta(config, self.module, self.class_name), stored)
 
     def predicting(self, config: Any, source: PortedSource, stored: Collection[str] = ()) -> Prediction | None:
@@ -132,7 +132,7 @@ class _Converting:
 
 FAMILY_FILES = (
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4",
 )  # fmt: skip
 
 

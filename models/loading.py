@@ -34,7 +34,8 @@ class JoinRows(ConversionOps):
 
 
 class SplitRows(ConversionOps):
-    """Undo `JoinRows`."""
+    """Undo `JoinRows`. `sizes` are in proportion: layers of one form may differ in width (a vision tower's MLP and a
+    text model's)."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -45,7 +46,8 @@ class SplitRows(ConversionOps):
         """One tensor per target pattern."""
         tensor = next(iter(input_dict.values()))
         tensor = tensor[0] if isinstance(tensor, list) else tensor
-        return {t: c.contiguous() for t, c in zip(target_patterns, tensor.split(self.sizes, dim=0), strict=True)}
+        sizes = [size * tensor.shape[0] // sum(self.sizes) for size in self.sizes]
+        return {t: c.contiguous() for t, c in zip(target_patterns, tensor.split(sizes, dim=0), strict=True)}
 
     @property
     def reverse_op(self) -> ConversionOps:

@@ -17,8 +17,8 @@ import torch
 from porter.errors import PorterError
 
 LINEAR_PARAMETERS = ("weight", "bias", "weight_scale")
-Kind = Literal["linear", "experts", "rows"]
-KINDS: tuple[Kind, ...] = ("linear", "experts", "rows")
+Kind = Literal["linear", "experts", "rows", "transposed"]
+KINDS: tuple[Kind, ...] = ("linear", "experts", "rows", "transposed")
 FIELDS = ("target", "sources", "sizes", "kind")
 EXPECTED = 'expected a list like [{"target": "...", "sources": ["..."], "sizes": [1]}]'
 
@@ -34,6 +34,8 @@ class Entry:
     order, then of expert 1, and so on; `sizes` are the rows of the parts of one expert.
 
     kind "rows": `target` and `sources` are parameters whose rows are concatenated; of one source it is another name.
+
+    kind "transposed": `target` is a parameter whose last two dimensions are those of its one source exchanged.
     """
 
     target: str
@@ -43,6 +45,8 @@ class Entry:
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The ported tensor of the source `parts`, given in the order of `sources`."""
+        if self.kind == "transposed":
+            return parts[0].transpose(-1, -2).contiguous()
         if len(parts) == 1 and self.kind != "experts":
             return parts[0]
         if self.kind != "experts":
@@ -52,6 +56,8 @@ class Entry:
 
     def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The source tensors of a ported `tensor`, in the order of `sources`; views, not copies."""
+        if self.kind == "transposed":
+            return [tensor.transpose(-1, -2)]
         if len(self.sources) == 1 and self.kind != "experts":
             return [tensor]
         if self.kind != "experts":
@@ -62,6 +68,8 @@ class Entry:
         """The shape of source number `index` of a parameter of `shape`."""
         if self.kind == "experts":
             return (self.sizes[index % len(self.sizes)], *shape[2:])
+        if self.kind == "transposed":
+            return (*shape[:-2], shape[-1], shape[-2])
         return shape if len(self.sources) == 1 else (self.sizes[index], *shape[1:])
 
     def parameters(self) -> list[tuple[str, tuple[str, ...]]]:
