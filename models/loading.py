@@ -78,8 +78,9 @@ def registered_conversions(class_name: str, model_type: str, correspondence: Cor
 
     The registry is transformers' own and process-wide; an entry that was there before is put back.
     """
-    upstream = conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []
     before = conversion_mapping.get_checkpoint_conversion_mapping(class_name)
+    # As transformers looks them up: what is registered for the class comes before what is for its type.
+    upstream = before or conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []
     was_registered = class_name in conversion_mapping.USER_REGISTERED_MAPPINGS
     mapping = [*upstream, *weight_converters(correspondence)]
     conversion_mapping.register_checkpoint_conversion_mapping(class_name, mapping, overwrite=True)
