@@ -113,8 +113,8 @@ def _candidates(
     heads = _attribute(module, HEADS, int)
     head_dim = _attribute(module, HEAD_DIM, int)
     first = [] if head_dim else [f"self.head_dim = self.qkv_sizes[0] // self.{heads}"]
-    if not hasattr(module, "sliding_window"):
-        first.append("self.sliding_window = None")
+    # Some layers of a model may have the attribute and others not (Qwen2-MoE).
+    first.append('self.sliding_window = getattr(self, "sliding_window", None)')
     width = int(module.get_submodule(orders[0][0]).out_features)  # type: ignore[arg-type]
     variants = forwards.VARIANTS[_norm_width(norms, width)]
     for order, (scaling, line), (style, variant, forward) in itertools.product(

@@ -61,7 +61,7 @@ LEFT = {
          "(1 / (wide.square().mean(-1, keepdim=True).sqrt() + self.tiny))"),
         "Scale", "float64 proof",
     ),
-    "no silu": ((SILU, "F.gelu(self.w1(x)) * self.w3(x)"), "FeedForward", "float64 proof"),
+    "no silu": ((SILU, "F.gelu(self.w1(x)) * self.w3(x)"), "FeedForward", "float64 proof|something else to its activation"),
     "a clamp that few values reach": (
         (SILU, "F.silu(self.w1(x)).clamp(max=1e4) * self.w3(x)"), "FeedForward", r"limits values .*clamp\(max=10000"),
     "a factor beyond some length": (
