@@ -37,11 +37,18 @@ REDUCED = {
     "index_n_heads": 3,
     "index_head_dim": 10,
     "index_topk": 5,
+    "o_lora_rank": 10,
+    "hc_mult": 3,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
 }
+REDUCED_OTHERS = {
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+    "swiglu_limit": 0.75,
+}
+"""What is no width, but so large in released models that a short run would not meet it."""
 OTHER_NAMES = {
     "hidden_size": ("dim", "d_model", "n_embd", "model_dim", "embed_dim"),
     "intermediate_size": ("ffn_dim", "hidden_dim", "n_inner", "d_ff", "ffn_hidden_size", "mlp_dim"),
@@ -72,6 +79,8 @@ def reduced_config(config: Any) -> Any:
             elif isinstance(data[own], list) and data[own] and all(_is_count(each) for each in data[own]):
                 data[own] = [value] * len(data[own])
     _limit_groups(data, config)
+    data.update({name: value for name, value in REDUCED_OTHERS.items() if data.get(name) is not None})
+    _turn_whole_pairs(data)
     if data.get("num_key_value_heads") == REDUCED["num_key_value_heads"] and "kv_lora_rank" in data:
         data["num_key_value_heads"] = data["num_attention_heads"]
     data.update(_sampled_layers(config.to_dict(), names["num_hidden_layers"]))
@@ -107,6 +116,15 @@ def _names(data: dict[str, Any], config: Any, name: str) -> list[str]:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _turn_whole_pairs(data: dict[str, Any]) -> None:
+    """Of several kinds of rotary positions each turns `REDUCED`'s share of a head: an odd number turns no whole pairs."""
+    kinds = [value for value in (data.get("rope_parameters") or {}).values() if isinstance(value, dict)]
+    share = REDUCED["qk_rope_head_dim"] / REDUCED["head_dim"]
+    for kind in [*kinds, data] if kinds else []:
+        if kind.get("partial_rotary_factor") is not None:
+            kind["partial_rotary_factor"] = share
 
 
 def _limit_groups(data: dict[str, Any], config: Any) -> None:

@@ -86,7 +86,7 @@ def export(
     ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
     copies = {} if port.prediction is None else {n: tied.get(of, of) for n, of in port.prediction.copies.items()}
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied | copies)
-    _refuse_other_than_floats(checkpoint, consumed(plan))
+    _refuse_other_than_floats(checkpoint, consumed(r for r in plan if not _is_table(r)))
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans])
     convert(
@@ -109,6 +109,11 @@ def _correspondences(port: Port) -> tuple[Correspondence, Correspondence]:
     both = zip((port.correspondence, port.layout), beside, strict=True)
     model, layout = (Correspondence((*of_model.entries, *of_layers.entries)) for of_model, of_layers in both)
     return model, layout
+
+
+def _is_table(recipe: TensorRecipe) -> bool:
+    """Whether the model itself holds integers there, such as experts by token id."""
+    return not any(dtype.is_floating_point or dtype == torch.int8 for dtype, _ in recipe.outputs.values())
 
 
 def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:

@@ -25,7 +25,7 @@ class IndexerAlignment:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.attentions = [m for m in model.modules() if isinstance(getattr(m, "indexer", None), nn.Module)]
+        self.attentions = [m for m in model.modules() if hasattr(getattr(m, "indexer", None), "wq_b")]
         self.top_k = getattr(model.config, "index_topk", 0)
         self._calls: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
         self._terms: list[torch.Tensor] = []

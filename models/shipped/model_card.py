@@ -28,7 +28,11 @@ Greedy samples, as stored:
 
 def card(name: str, recipe: Recipe, steps: int, model: PreTrainedModel, samples: list[str], losses: list[float]) -> str:
     """The model card: what it is, what it was trained on, what it reaches."""
-    routed = getattr(recipe.config, "n_routed_experts", None)
+    stored = "bfloat16"
+    if hasattr(recipe.config, "hc_mult"):
+        stored += "; norms, sinks, hyper-connections and biases float32"
+    elif getattr(recipe.config, "n_routed_experts", None):
+        stored += "; router weights and biases float32"
     return CARD.format(
         name=name,
         model_type=recipe.config.model_type,
@@ -43,7 +47,7 @@ def card(name: str, recipe: Recipe, steps: int, model: PreTrainedModel, samples:
         last=recipe.shape(1.0),
         loss=losses[0],
         unigram=losses[1],
-        stored="bfloat16; router weights and biases float32" if routed else "bfloat16",
+        stored=stored,
         command=f"python models/shipped/train.py {name} --steps {steps}",
         samples="\n".join("> " + " ".join(text.split()) + "\n" for text in samples).rstrip(),
     )

@@ -6,6 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV4Config,
     DeepseekV32Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -181,6 +182,52 @@ def tiny_deepseek_v32() -> Recipe:
     return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], steps=700, peak_learning_rate=3e-3)
 
 
+def tiny_deepseek_v4() -> Recipe:
+    """DeepSeek-V4 at toy width: a layer with a window alone, then compressed keys, selected ones and all of them; experts
+    by token id, then by score; four residual streams."""
+    config = DeepseekV4Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        head_dim=32,
+        partial_rotary_factor=0.5,
+        q_lora_rank=64,
+        o_groups=2,
+        o_lora_rank=48,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        sliding_window=32,
+        index_n_heads=4,
+        index_head_dim=24,
+        index_topk=16,
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        routed_scaling_factor=1.5,
+        swiglu_limit=10.0,
+        hc_mult=4,
+        hc_sinkhorn_iters=6,
+        num_nextn_predict_layers=0,
+        max_position_embeddings=4096,
+        initializer_range=0.05,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    tokens = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # noqa: RUF001
+    return Recipe(config, tokens, tokens[0], tokens[1], tokens[2], 1300, peak_learning_rate=4e-3, batch=6, length=192)
+
+
 def tiny_qwen3() -> Recipe:
     """Qwen3 at toy width: grouped-query attention with query and key norms, tied embeddings."""
     config = Qwen3Config(
@@ -271,6 +318,7 @@ RECIPES = {
     "tiny-deepseek-v2": tiny_deepseek_v2,
     "tiny-deepseek-v3": tiny_deepseek_v3,
     "tiny-deepseek-v32": tiny_deepseek_v32,
+    "tiny-deepseek-v4": tiny_deepseek_v4,
     "tiny-qwen3": tiny_qwen3,
     "tiny-qwen3-moe": tiny_qwen3_moe,
     "tiny-qwen3-next": tiny_qwen3_next,

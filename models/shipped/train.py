@@ -22,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from porter.models.reduce import fill_hash_tables
+from porter.models.shipped.compressed_indexer import CompressedIndexerAlignment
 from porter.models.shipped.indexer_alignment import IndexerAlignment
 from porter.models.shipped.model_card import card
 from porter.models.shipped.recipes import BYTES, RECIPES, Recipe, byte_tokenizer
@@ -102,6 +104,7 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     """A float32 model trained for `steps` batches of the recipe's shape."""
     torch.manual_seed(20260101)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(recipe.config, dtype=torch.float32)
+    fill_hash_tables(model, torch.Generator().manual_seed(20260101))
     model.train()
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -115,15 +118,18 @@ def train(recipe: Recipe, steps: int, text: torch.Tensor) -> PreTrainedModel:
     # Softmax routers are balanced by upstream's own auxiliary loss.
     balanced = {"output_router_logits": True} if hasattr(recipe.config, "router_aux_loss_coef") else {}
     began = time.monotonic()
-    with IndexerAlignment(model) as indexers, RoutingBalance(model) as routing:
+    aligned = IndexerAlignment(model), CompressedIndexerAlignment(model)
+    with aligned[0] as indexers, aligned[1] as compressed, RoutingBalance(model) as routing:
         for step in range(steps):
             batch, length = recipe.shape(step / steps)
             rows = windows(text, torch.randint(len(text) - length, (batch,)), length, recipe.config.bos_token_id)
             indexers.begin(step / steps)
+            compressed.begin(step / steps)
             output = model(input_ids=rows[:, :-1], use_cache=False, **balanced)
             loss = F.cross_entropy(output.logits.flatten(0, 1), rows[:, 1:].flatten())
-            aside = indexers.loss() + routing.loss()
-            beside = recipe.config.router_aux_loss_coef * output.aux_loss if balanced else aside
+            beside = indexers.loss() + compressed.loss() + routing.loss()
+            if balanced:
+                beside = beside + recipe.config.router_aux_loss_coef * output.aux_loss
             torch.autograd.backward(loss + beside)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -144,7 +150,7 @@ def stored_precision(model: PreTrainedModel) -> PreTrainedModel:
     """The model in bfloat16, but for what upstream keeps in float32 (the router's weight and bias)."""
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not any(part in name for part in kept) and "inv_freq" not in name:
+        if tensor.is_floating_point() and not any(part in name for part in kept) and "inv_freq" not in name:
             tensor.data = tensor.data.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
     return model
