@@ -22,7 +22,7 @@ from porter.kernel_check import KernelCheck, check_kernels
 from porter.kernels.registry import default_registry
 from porter.models.family import Family
 from porter.models.own_code import family_of_checkpoint
-from porter.models.port import PortedSource
+from porter.models.port import PortedSource, source_on_meta
 from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
@@ -110,6 +110,11 @@ def plan_port(
         source = family.port(config, "cpu")
     except UNBUILDABLE as error:
         reason = str(error).strip().partition("\n")[0]
+        if _builds(family, config):
+            raise Refusal(
+                f"{where}: nothing can be proven of the model, which fails at reduced width "
+                f"({type(error).__name__}: {reason})"
+            ) from error
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
     float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name))
@@ -140,6 +145,15 @@ def with_prediction(port: Port, stored: Collection[str]) -> Port:
                 layer = build_layer(port.source.load(), port.config, 0)
             port.config.porter["prediction_quantized"] = modules_of_scheme(layer, port.source.load().Linear, scheme)
     return dataclasses.replace(port, prediction=prediction)
+
+
+def _builds(family: Family, config: Any) -> bool:
+    """Whether upstream's own model of `config` can be built at all."""
+    try:
+        source_on_meta(config, family.module, family.class_name)
+    except UNBUILDABLE:
+        return False
+    return True
 
 
 def stored_shapes(directory: Path | None) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen3-MoE: their routers, dense layers and shared expert, from proof to a fault that is found by name."""
+"""Qwen2-MoE and Qwen3-MoE: routers, dense layers and shared expert, from proof to a fault that is found by name."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ LEFT = {
          "(1 / (wide.square().mean(-1, keepdim=True).sqrt() + self.tiny))"),
         "Scale", "float64 proof",
     ),
-    "no silu": ((SILU, "F.gelu(self.w1(x)) * self.w3(x)"), "FeedForward", "float64 proof|something else to its activation"),
+    "no silu": ((SILU, "F.gelu(self.w1(x)) * self.w3(x)"), "FeedForward", "proof|something else to its act"),
     "a clamp that few values reach": (
         (SILU, "F.silu(self.w1(x)).clamp(max=1e4) * self.w3(x)"), "FeedForward", r"limits values .*clamp\(max=10000"),
     "a factor beyond some length": (
@@ -194,6 +194,13 @@ def test_a_model_of_which_nothing_can_be_ported_is_a_no_with_the_list(tmp_path: 
     for name in PLAIN:
         assert f"{name}: " in str(raised.value)
     assert raised.value.exit_code == 1 and "\n" not in str(raised.value)
+
+
+def test_a_model_that_fails_at_reduced_width_is_a_no_with_what_it_raised(tmp_path: Path) -> None:
+    wide = "assert config.dim >= 64, 'too narrow'\n        self.w1 = nn.Linear(config.dim"
+    directory = lark(tmp_path / "lark", ("self.w1 = nn.Linear(config.dim", wide))
+    with pytest.raises(Refusal, match=r"fails at reduced width \(AssertionError: too narrow\)"):
+        planned(directory)
 
 
 def test_code_that_is_not_trusted_is_not_run(tmp_path: Path) -> None:
