@@ -188,9 +188,32 @@ def _is_recurrent(module: nn.Module) -> bool:
 
 
 def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Module]:
-    """Forced children that have children of their own: their weights are not needed, so they keep their precision."""
+    """Forced children that have children of their own: their weights are not needed, so they keep their precision.
+
+    Not so the embedding of tokens, which a model may call itself though it lies within a child (vision-language models).
+    """
     found = [module.get_submodule(name) for name in forced]
-    return [child for child in found if next(child.children(), None) is not None]
+    embeddings = _input_embeddings(module)
+    left = [part for child in found for part in _without(child, embeddings)]
+    return [child for child in left if next(child.children(), None) is not None]
+
+
+def _input_embeddings(module: nn.Module) -> nn.Module | None:
+    get = getattr(module, "get_input_embeddings", None)
+    try:
+        found = get() if callable(get) else None
+    except (NotImplementedError, AttributeError):  # transformers' way of saying that there are none
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _without(module: nn.Module, part: nn.Module | None) -> list[nn.Module]:
+    """`module`, or where `part` lies within it, what is beside `part`."""
+    if module is part:
+        return []
+    if part is None or all(each is not part for each in module.modules()):
+        return [module]
+    return [each for child in module.children() for each in _without(child, part)]
 
 
 def position_scale(calls: Sequence[Call]) -> float:
