@@ -17,6 +17,7 @@ from porter.alignment.model_call import called
 from porter.alignment.observation import Observation, first_tensor, tensors
 from porter.alignment.precision_swap import to_float64
 from porter.alignment.routing import Choice, choice_of
+from porter.alignment.selection import ranking, selection_of
 from porter.alignment.states import States, states_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -77,8 +78,10 @@ def run_calls(
                 for name, each in recorded.items()
             }
             with forcing(side.module, forced, untouched, lambda name: side.labels.get(name, name)) as handed:
-                output = called(side.module, *args, **kwargs)
-            seen = seen_of(side.module, output, handed, call)
+                with ranking(side.module) as scores:
+                    output = called(side.module, *args, **kwargs)
+            selected = selection_of(side.module, output, args, kwargs, scores)
+            seen = seen_of(side.module, output, handed, call, selected)
             results.append(replace(seen, states=states_of(caches[call.batch])) if side.real_cache else seen)
     return results
 
@@ -104,9 +107,15 @@ def appends_to_cache(module: nn.Module) -> bool:
         return False
 
 
-def seen_of(module: nn.Module, output: Any, handed: Handed, call: Call) -> Seen:
-    """What a call of `module` showed, from its output and what it handed to its children."""
-    choice, found = choice_of(module, output)
+def seen_of(
+    module: nn.Module,
+    output: Any,
+    handed: Handed,
+    call: Call,
+    selected: tuple[Choice | None, Observation] = (None, {}),
+) -> Seen:
+    """What a call of `module` showed, from its output, the keys that it `selected`, and what it handed to children."""
+    choice, found = choice_of(module, output) if selected[0] is None else selected
     if choice is None:
         found = outputs_of(output)
     observed = without_padding({**handed.tensors, **found}, call.keep)
