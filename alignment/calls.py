@@ -217,6 +217,16 @@ def new_cache(config: Any) -> Any:
     return DynamicCache() if config is None else called(DynamicCache, config=config)
 
 
+def cache_after(output: Any, cache: Any) -> Any:
+    """The cache of the next step: the one that the model made where it was called without any, else `cache`."""
+    from transformers.cache_utils import Cache
+
+    # Not through the attribute, which warns of the older name.
+    name = "cache" if isinstance(output, dict) and "cache" in output else "past_key_values"
+    made = dict.get(output, name) if isinstance(output, dict) else None
+    return made if isinstance(made, Cache) else cache
+
+
 def filled_cache(config: Any, call: Call, dtype: torch.dtype) -> Any:
     """A cache that says it holds `call.past` tokens: what a parent whose layers are forced asks it for."""
     cache = new_cache(config)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from porter.alignment.calls import Recorded, mapped, new_cache
+from porter.alignment.calls import Recorded, cache_after, mapped, new_cache
 from porter.alignment.lanes import natively
 from porter.alignment.model_call import called
 from porter.alignment.module_result import ModuleResult
@@ -70,5 +70,6 @@ def _recorded(replayer: Replayer, names: set[str], path: Path) -> Golden:
             if record.batch not in caches:
                 caches = {record.batch: new_cache(getattr(model, "config", None))}
             inputs = mapped(recorded.value(record.inputs), natively, caches[record.batch])
-            called(model, *inputs["args"], **inputs["kwargs"])
+            output = called(model, *inputs["args"], **inputs["kwargs"])
+            caches[record.batch] = cache_after(output, caches[record.batch])
     return Golden.open(path)

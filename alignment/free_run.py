@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from porter.alignment.budget import least
-from porter.alignment.calls import Recorded, mapped, new_cache
+from porter.alignment.calls import Recorded, cache_after, mapped, new_cache
 from porter.alignment.free_watch import FreeErrors, Key, Watch
 from porter.alignment.lanes import natively
 from porter.alignment.model_call import called
@@ -53,6 +53,7 @@ def run_whole(
             watch.begin(record, first)
             output = called(model, *inputs["args"], **inputs["kwargs"])
             watch.logits(output, record)
+            caches[record.batch] = cache_after(output, caches[record.batch])
     return found
 
 
