@@ -23,8 +23,20 @@ AUTO_CLASSES: Mapping[str, Mapping[str, Any]] = {
 
 
 def auto_class_name(model_type: str) -> str:
-    """The auto class of a model type; AutoModelForCausalLM for types that only a checkpoint's own code builds."""
-    return next((name for name, classes in AUTO_CLASSES.items() if isinstance(classes.get(model_type), str)), CAUSAL)
+    """The auto class of a model type; AutoModelForCausalLM for types that only a checkpoint's own code builds.
+
+    Of several, the first whose class takes configs of this very type: for Qwen3.5, AutoModelForCausalLM builds the text
+    model alone, which takes the nested config.
+    """
+    found = [name for name, classes in AUTO_CLASSES.items() if isinstance(classes.get(model_type), str)]
+    if len(found) < 2:
+        return found[0] if found else CAUSAL
+    return next((name for name in found if _takes(AUTO_CLASSES[name][model_type], model_type)), found[0])
+
+
+def _takes(class_name: str, model_type: str) -> bool:
+    config_class = getattr(getattr(transformers, class_name), "config_class", None)
+    return getattr(config_class, "model_type", None) == model_type
 
 
 def auto_class(model_type: str) -> Any:

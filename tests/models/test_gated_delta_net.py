@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import DynamicCache
 
+from porter.adaptation import adapt
 from porter.generation import generate
 from porter.kernels.dispatch import usage
 from porter.kv_cache import StateLayer, cache_for
@@ -27,6 +29,7 @@ from porter.models.rewrites.hybrid_layer import HybridLayer
 from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.plan import kv_bytes_per_token, state_bytes
 from porter.precision import float64_mode
+from porter.runtime import load
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 WIDTHS = {
@@ -233,3 +236,22 @@ def test_near_misses_explain_themselves() -> None:
     assert "parts that differ: extra" in near_miss(GatedSharedExpert(), block)
     layers.get_submodule("0").register_module("self_attn", nn.Linear(2, 2))
     assert "one mixer" in near_miss(HybridLayer(), layers.get_submodule("0"))
+
+
+def test_a_checkpoint_of_qwen3_5_with_its_vision_tower_is_ported_whole(tmp_path: Path) -> None:
+    """Released Qwen3.5 checkpoints hold the text model as model.language_model, beside a vision tower."""
+    text = {**config_of("qwen3_5_text", head_dim=64).to_dict(), "layer_types": None}
+    text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [4, 2, 2]}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 48}
+    ids = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    config = transformers.CONFIG_MAPPING["qwen3_5"](text_config=text, vision_config=vision, **ids)
+    source: Any = randomise(transformers.Qwen3_5ForConditionalGeneration(config).float()).eval()
+    source.save_pretrained(tmp_path / "source")
+    port = adapt(tmp_path / "source", "cpu", scheme="fp32", output=tmp_path / "port", strict=True)
+    assert {"gated_delta_net", "gated_attention"} <= {c.candidate.rewrite for c in port.source.classes}
+    assert port.plan.state_bytes > 0
+    prompt = tokens(1, 20) % 89 + 1
+    with torch.no_grad():
+        theirs = source.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0)[0, 20:]
+    steps = list(generate(load(tmp_path / "port"), prompt, 16))
+    assert torch.equal(torch.cat([step.tokens for step in steps]), theirs)
