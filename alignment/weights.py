@@ -33,10 +33,14 @@ class WeightPairing:
     recorded: torch.dtype
     _known: Tensors = field(init=False, repr=False)
     _mine: Tensors = field(init=False, repr=False)
+    _declared: frozenset[str] = field(init=False, repr=False)
+    """The modules of the candidate whose weights its config says are stored in fewer bits than it computes in."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", Tensors(self.source))
         object.__setattr__(self, "_mine", Tensors(self.candidate))
+        section = getattr(getattr(self.candidate, "config", None), "porter", None) or {}
+        object.__setattr__(self, "_declared", frozenset(section.get("quantized", ())))
 
     def __iter__(self) -> Iterator[Weight]:
         """Every parameter and buffer of the candidate, part by part, in the order of the model."""
@@ -77,6 +81,9 @@ class WeightPairing:
         sources = self.correspondence.source_of(name)
         stored = self._mine.shapes[name]
         weight = Weight(name, "", name.rpartition(".")[0], None, stored.dtype, is_parameter, roundable)
+        if self._widened(name, stored.dtype):
+            # It enters products in the dtype that the model computes in, so that is what the source has to take.
+            weight = replace(weight, dtype=self.compute, roundable=stored.dtype)
         missing = [source for source in sources if source not in self._known]
         if missing:
             if is_parameter:
@@ -105,11 +112,18 @@ class WeightPairing:
             if found.values is None:
                 return Values(reference, None, why=found.why, wrong=found.wrong)
             values, step = found.values, found.step
+            if self._widened(name, values.dtype):
+                values = values.to(self.compute)
             if rows is not None:
                 values, step = values[rows], None if step is None else step[rows]
             return Values(reference, values, step, found.grid)
 
         return read
+
+    def _widened(self, name: str, stored: torch.dtype) -> bool:
+        """Whether the scheme stores this weight in a coarser float than the model computes in."""
+        coarser = stored.is_floating_point and eps_of(stored) > eps_of(self.compute)
+        return coarser and name.rpartition(".")[0] in self._declared
 
     def _discerning(self, source: str) -> bool:
         """Whether the source's class insists on float32 for this vector whatever the model is cast to."""

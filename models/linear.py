@@ -57,7 +57,7 @@ class WideningEmbedding(nn.Embedding):
     def __init__(self, of: nn.Embedding, dtype: torch.dtype) -> None:
         table = torch.empty_like(of.weight, dtype=dtype)
         super().__init__(of.num_embeddings, of.embedding_dim, of.padding_idx, _weight=table)
-        self.register_buffer("given", of.weight.new_empty(0), persistent=False)
+        self.register_buffer("given", torch.empty(0, dtype=of.weight.dtype), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input [...] int64 -> [..., embedding_dim]; in the table's own dtype where that is the wider one."""

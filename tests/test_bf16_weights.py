@@ -11,13 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import porter
+from porter.alignment.align import align
 from porter.checkpoint.reader import Checkpoint
 from porter.generation import generate
+from porter.golden.capture import capture
 from porter.kernels.dispatch import usage
 from porter.models.proof import relative_error
 
 Make = Callable[..., Path]
 IDS = torch.arange(1, 20)[None]
+FAULTS = {"scaled weight": "mlp.down_proj", "other eps": "input_layernorm", "rounded activations": "self_attn.o_proj"}
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 
 
@@ -130,3 +133,40 @@ def test_replays_steps(random_checkpoint: Make) -> None:
     plain = model.generate(IDS[:, :5], max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0)
     assert steps[-1].way == "replayed"
     assert [int(step.tokens[0]) for step in steps] == plain[0, 5:].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_is_aligned_with_a_float32_golden(model_type: str, dtype: torch.dtype, random_checkpoint: Make) -> None:
+    """Rounding weights is what the scheme declares."""
+    original = random_checkpoint(model_type, dtype=dtype)
+    adapted(original)
+    plain = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32).eval()
+    golden = capture(plain, IDS, original.parent / "golden", new_tokens=3, store_weights=True)
+    report = align(golden, original.parent / "port")
+    assert report.verdict == "aligned", (report.first_drift, [w for w in report.weights if w.status != "ok"])
+    assert report.coverage.parameters == 1.0
+    rounded = [row for row in report.weights if row.parameter.endswith("o_proj.weight")]
+    assert {row.expected for row in rounded} == {2.0**-8}
+    assert all((row.error == 0) == (dtype == torch.bfloat16) for row in rounded)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_below_bfloat16_are_found(fault: str, random_checkpoint: Make) -> None:
+    """The budget of a product is float32's: 2^-8 of the weights is forgiven where they are compared, and only there."""
+    original = random_checkpoint("qwen3", dtype=torch.float32)
+    adapted(original)
+    plain = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32).eval()
+    golden = capture(plain, IDS, original.parent / "golden", new_tokens=3)
+    model = porter.load(original.parent / "port")
+    layer = model.model.layers[1]
+    with torch.no_grad():
+        if fault == "scaled weight":
+            layer.mlp.down_proj.weight.mul_(1.02)
+        elif fault == "other eps":
+            layer.input_layernorm.variance_epsilon *= 30
+        else:
+            layer.self_attn.o_proj.register_forward_hook(lambda module, inputs, output: output.bfloat16().float())
+    report = align(golden, model)
+    assert report.verdict == "drift"
+    assert report.first_drift is not None and report.first_drift.module == f"model.layers.1.{FAULTS[fault]}"
