@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -98,11 +99,15 @@ def _cache(side: Side, call: Call, caches: dict[int, Any], convert: Callable[[Te
     return filled_cache(side.config, call, dtype)
 
 
+UPDATES = re.compile(r"\bcache(_layer)?\.(update|store)\w*\(")
+"""A call that appends to a cache, under transformers' names."""
+
+
 def appends_to_cache(module: nn.Module) -> bool:
-    """Whether the code of the module's class updates a cache, as that of an attention whose indexer has keys of its own
-    does: it needs a cache that is filled, though a child is given the cache too."""
+    """Whether the code of the module's class updates a cache or a layer of one, as that of an attention whose indexer has
+    keys of its own does: it needs a cache that is filled, though a child is given the cache too."""
     try:
-        return "cache.update(" in inspect.getsource(type(module))
+        return UPDATES.search(inspect.getsource(type(module))) is not None
     except (OSError, TypeError):  # a class that was made without a file
         return False
 

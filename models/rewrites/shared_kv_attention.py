@@ -52,8 +52,8 @@ class SharedKVForward(nn.Module):
         shape = hidden_states.shape[:-1]
         cos, sin = position_embeddings[self.rope_layer_type]
         query_residual = self.q_a_norm(self.q_a_proj(hidden_states))
-        query = self.q_b_norm(self.q_b_proj(query_residual).view(*shape, -1, self.head_dim))
-        query = self.rope(query.transpose(1, 2), cos, sin)
+        query = self.q_b_norm(self.q_b_proj(query_residual).view(*shape, -1, self.head_dim).transpose(1, 2))
+        query = self.rope(query, cos, sin)
         key = self.rope(self.kv_norm(self.kv_proj(hidden_states)).unsqueeze(1), cos, sin)
         if cache is not None:
             key = cache.update(key, key, self.layer_idx, kwargs=kwargs)[0]
