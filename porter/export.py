@@ -231,11 +231,17 @@ def _certificate(port: Port) -> dict[str, Any]:
     return {
         "schema": "porter.certificate/1",
         "proof": {"dtype": "float64", "width": "reduced", "bound": port.source.proof.bound, **port.source.proof.errors},
-        "modules": {c.name: c.error for c in port.source.classes},
+        "modules": {c.name: c.error for c in port.source.classes} | _prediction_proof(port),
         "kernels": [dataclasses.asdict(check) for check in port.checks],
         "alignment": None,
         "says": "proven in float64 at reduced width; run `porter align GOLDEN DIR` to compare this directory's weights",
     }
+
+
+def _prediction_proof(port: Port) -> dict[str, float]:
+    """The proof of the prediction layer's class, where the port has one."""
+    error = port.source.prediction_error
+    return {} if port.prediction is None or error is None else {"PredictionLayer": error}
 
 
 def _readme(port: Port) -> str:

@@ -14,7 +14,7 @@ from porter.kernels.registry import default_registry
 Route = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
-@pytest.fixture(params=["softmax", "grouped_sigmoid"])
+@pytest.fixture(params=["softmax", "grouped_sigmoid", "grouped_softmax"])
 def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -36,6 +36,8 @@ def settings(variant: str, experts: int, top_k: int, groups: int = 1, kept: int 
     """What follows hidden and weight."""
     if variant == "softmax":
         return top_k, True
+    if variant == "grouped_softmax":
+        return top_k, groups, kept, 2.5
     bias = torch.linspace(-0.2, 0.2, experts)
     return bias, top_k, groups, kept, True, 2.5
 
@@ -132,3 +134,13 @@ def test_no_tokens_are_left_to_the_reference(provider: CpuProvider, variant: str
     found = provider.implementation("router", variant)
     assert found is not None
     assert "empty" in str(found.accepts(torch.ones(0, 8), torch.ones(4, 8), *settings(variant, 4, 2)))
+
+
+def test_groups_of_a_softmax_are_chosen_by_their_best_expert(provider: CpuProvider) -> None:
+    """Group 0 has the best expert, group 1 the best sum: only group 0 is picked from, and then nothing weighs in."""
+    weight = torch.tensor([[3.0], [-9.0], [2.5], [2.6]])
+    route = kernel(provider, "grouped_softmax")
+    _, weights, indices = route(torch.ones(1, 1), weight, 3, 2, 1, 4.0)
+    assert indices[0, :2].tolist() == [0, 1]
+    scores = torch.softmax(weight[:, 0], dim=0)
+    assert torch.allclose(weights, 4 * torch.tensor([[float(scores[0]), float(scores[1]), 0.0]]))

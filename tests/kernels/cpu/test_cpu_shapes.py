@@ -52,6 +52,7 @@ FITTING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("add_rms_norm", "standard"): (floats(3, 8), floats(3, 8), floats(8), 1e-6),
     ("swiglu", "standard"): (floats(3, 8),),
     ("rope", "half"): (floats(2, 4, 3, 8), floats(2, 1, 3, 8), floats(1, 3, 8), floats(1, 3, 8)),
+    ("rope", "complex"): (floats(2, 4, 3, 8), floats(2, 1, 3, 8), floats(1, 3, 4).to(torch.complex64)),
     ("linear", "standard"): (floats(3, 8), floats(5, 8), floats(5)),
     ("linear", "w8a16"): (floats(3, 8), int8s(5, 8), floats(5), None),
     ("linear", "w8a8"): (floats(3, 8), int8s(5, 8), floats(5), None),
@@ -65,6 +66,7 @@ FITTING: dict[tuple[str, str], tuple[Any, ...]] = {
         INDEX.expand(2, 3, 2), MASK, 0.3,
     ),
     ("router", "softmax"): (floats(3, 8), floats(4, 8), 2, True),
+    ("router", "grouped_softmax"): (floats(3, 8), floats(8, 8), 2, 2, 1, 2.5),
     ("router", "grouped_sigmoid"): (floats(3, 8), floats(8, 8), floats(8), 2, 2, 1, True, 2.5),
     ("experts", "standard"): (floats(3, 8), INDEX, floats(3, 2), floats(4, 12, 8), floats(4, 8, 6)),
     ("experts", "w8a8"): (
@@ -79,6 +81,11 @@ MISFITS: dict[tuple[str, str], dict[int, tuple[Any, ...]]] = {
         1: (floats(1, 1, 3, 8), floats(2, 1, 4, 8), floats(2, 1, 3, 6)),
         2: (floats(1, 2, 8), floats(3, 3, 8), floats(1, 3, 10)),
         3: (floats(1, 3, 6), floats(2, 3, 8)),
+    },
+    ("rope", "complex"): {
+        1: (floats(1, 1, 3, 8), floats(2, 1, 4, 8), floats(2, 1, 3, 6)),
+        2: tuple(floats(*shape).to(torch.complex64) for shape in ((1, 2, 4), (3, 3, 4), (1, 3, 5), (2, 1, 3, 4)))
+        + (floats(1, 3, 4), floats(1, 3, 4).to(torch.complex128)),
     },
     ("linear", "standard"): {0: (floats(3, 9), floats(3, 4)), 2: (floats(4), floats(1))},
     ("linear", "w8a16"): {0: (floats(3, 9),), 2: (floats(1), floats(4)), 3: (floats(1),)},
@@ -110,6 +117,7 @@ MISFITS: dict[tuple[str, str], dict[int, tuple[Any, ...]]] = {
         6: (MASK.expand(1, 4, 3, 5), MASK[..., :4]),
     },
     ("router", "softmax"): {0: (floats(3, 9), floats(1, 3, 8)), 2: (5, 0)},
+    ("router", "grouped_softmax"): {0: (floats(3, 9),), 1: (floats(7, 8),), 2: (9, 0), 3: (3, 0), 4: (3, 0)},
     ("router", "grouped_sigmoid"): {1: (floats(7, 8), floats(2, 8)), 2: (floats(7),), 3: (9,), 4: (3,), 5: (3, 0)},
     ("experts", "standard"): {
         0: (floats(3, 9), floats(4, 8)),
