@@ -185,12 +185,14 @@ class Search:
         """Drop the class without which the whole model agrees (its own proof saw only a prefill)."""
         part, error = max(proof.errors.items(), key=lambda item: item[1])
         for kind in sorted(self.waiting, key=lambda kind: self.instances[kind][0].count(".")):
+            # Without this class others are dropped for want of it: they come back with it.
+            before = {name: list(candidates) for name, candidates in self.waiting.items()}, dict(self.near_misses)
             kept = self.waiting.pop(kind)
             try:
                 _, ported = self._generate()
                 passed = prove_model(self.source, ported).passed
             finally:
-                self.waiting[kind] = kept
+                self.waiting, self.near_misses = before
             if passed:
                 self.reject(kind, f"{kept[0].variant}: with it the model differs in {part} by {error:.1e}", 0.0)
                 return

@@ -122,7 +122,8 @@ def _longest(drift: Drift) -> int:
     """The most tokens of a step: a window as wide hides nothing."""
     padded = [keep.shape[1] for keep in drift.keep if keep is not None]
     return max(
-        [*padded, *(seen["output"].shape[-2] for seen in drift.source_output if "output" in seen and not padded)]
+        [*padded, *(seen["output"].shape[-2] for seen in drift.source_output if "output" in seen and not padded)],
+        default=0,
     )
 
 
