@@ -39,6 +39,8 @@ REDUCED = {
     "index_topk": 5,
     "o_lora_rank": 10,
     "hc_mult": 3,
+    "linear_head_dim": 6,
+    "linear_num_heads": 4,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,

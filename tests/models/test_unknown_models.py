@@ -233,6 +233,7 @@ KNOWN_TO_TRANSFORMERS: list[tuple[str, dict[str, Any], set[str], dict[str, str]]
     ("gemma3_text", {}, CORE, {"Gemma3MLP": "none of its child modules computes silu"}),
     ("phi3", {}, {"rms_norm", "gated_mlp"}, {"Phi3Attention": "no rewrite knows it"}),
     ("mixtral", {}, {*CORE, "router", "experts"}, {}),
+    ("kimi_linear", {}, {"rms_norm", "gated_mlp", "router", "experts"}, {"KimiLinearDeltaAttention": "unknown parts"}),
 ]
 
 
