@@ -109,7 +109,8 @@ def convolution_calls(tokens: int) -> dict[str, Call]:
 def state_errors(steps: int) -> dict[str, list[float]]:
     """Relative errors of the output at 1, 10, 100, ... steps for each way of storing the state."""
     inputs = list(draw(steps, seed=1).values())
-    exact, _ = gated_delta_rule_recurrent(*(t.double() for t in inputs), None)
+    query, key, value, decay, beta = (t.double() for t in inputs)
+    exact, _ = gated_delta_rule_recurrent(query, key, value, decay, beta, None)
     ours, marks = kernel("gated_delta_rule", "recurrent"), [10**n for n in range(8) if 10**n <= steps]
     kept: dict[str, torch.Tensor | None] = {"porter, float32": None, "porter, rounded to bfloat16": None}
     errors: dict[str, list[float]] = {name: [] for name in (*kept, "upstream, float32")}

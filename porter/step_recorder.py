@@ -17,7 +17,7 @@ from porter.kernels.cpu.layout import FLOAT_CODES
 from porter.kernels.cpu.library import KernelLibrary
 from porter.kernels.cpu.program import Program, recording
 from porter.kernels.dispatch import op_calls
-from porter.kv_cache import ContiguousLayer
+from porter.kv_cache import ContiguousLayer, StateLayer
 
 ALLOCATIONS = frozenset({"aten::empty.memory_format", "aten::empty_like", "aten::new_empty"})
 
@@ -38,6 +38,8 @@ def kernel_library(model: nn.Module, cache: Cache) -> KernelLibrary:
         raise NotRecordable("an indexer selects other keys in every step, which a program cannot follow")
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         raise NotRecordable("modules have hooks, which a program would not run")
+    if any(isinstance(layer, StateLayer) for layer in cache.layers):
+        raise NotRecordable("layers of linear attention replace their states at each step")
     if not all(isinstance(layer, ContiguousLayer) and layer.is_initialized for layer in cache.layers):
         raise NotRecordable("the key-value cache is not contiguous")
     if not isinstance(getattr(model.base_model, "rotary_emb", None), nn.Module):

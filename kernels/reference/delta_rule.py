@@ -136,7 +136,7 @@ def _head_error(candidate: torch.Tensor, oracle: torch.Tensor, within: tuple[int
 def _exact(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence in float64: the oracle of the chunked form too."""
     wide = (None if a is None else a.double() for a in arguments)
-    return gated_delta_rule_recurrent(*wide)  # type: ignore[arg-type]
+    return gated_delta_rule_recurrent(*wide)
 
 
 def _fake(

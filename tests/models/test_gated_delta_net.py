@@ -136,6 +136,7 @@ def test_generation_equals_transformers_for_64_tokens(pair: tuple[Any, Any]) -> 
     steps = list(generate(ported, ids, 64))
     assert torch.equal(torch.stack([step.tokens for step in steps], dim=1), theirs)
     assert not any(row["fallbacks"] for row in usage(ported))
+    assert steps[-1].refusal == "layers of linear attention replace their states at each step"
 
 
 def test_a_left_padded_batch_generates_what_its_rows_do_alone(pair: tuple[Any, Any]) -> None:
@@ -244,7 +245,8 @@ def test_a_checkpoint_of_qwen3_5_with_its_vision_tower_is_ported_whole(tmp_path:
     text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [4, 2, 2]}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 48}
     ids = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-    config = transformers.CONFIG_MAPPING["qwen3_5"](text_config=text, vision_config=vision, **ids)
+    config_class: Any = transformers.CONFIG_MAPPING["qwen3_5"]
+    config = config_class(text_config=text, vision_config=vision, **ids)
     source: Any = randomise(transformers.Qwen3_5ForConditionalGeneration(config).float()).eval()
     source.save_pretrained(tmp_path / "source")
     port = adapt(tmp_path / "source", "cpu", scheme="fp32", output=tmp_path / "port", strict=True)
