@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from porter.chips.catalogue import Chip
+from porter.compressed_keys import compressed_bytes_per_token, has_compressed_keys, window_bytes
 from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
 from porter.models.auto_class import text_config
@@ -75,6 +76,8 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
     Layers of linear attention keep a state of fixed size, so they add none. Lightning indexers add keys of their own.
     """
     config = text_config(config)
+    if has_compressed_keys(config):
+        return compressed_bytes_per_token(config, width)
     if getattr(config, "kv_lora_rank", None):
         per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
     else:
@@ -99,8 +102,9 @@ STATE_WIDTHS = ("num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size")
 
 def state_bytes(model: nn.Module, width: int) -> int:
     """Bytes of the states of linear attention that one sequence keeps, whatever its length: float32 recurrent states,
-    and the last inputs of each convolution at `width` bytes."""
-    total = 0
+    and the last inputs of each convolution at `width` bytes; windows beside compressed keys."""
+    config = getattr(model, "config", None)
+    total = window_bytes(config, width) if has_compressed_keys(config) else 0
     for module in model.modules():
         if isinstance(getattr(module, "conv1d", None), nn.Conv1d) and all(hasattr(module, a) for a in STATE_WIDTHS):
             heads, key_dim, value_dim, kernel = (int(getattr(module, a)) for a in STATE_WIDTHS)
