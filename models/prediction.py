@@ -68,12 +68,16 @@ def prediction_layers(config: Any) -> int:
 
 
 def extended_config(config: Any, layers: int) -> Any:
-    """`config` of a model whose last `layers` decoder layers are the blocks of its prediction layers."""
-    extended = copy.deepcopy(config)
-    extended.num_hidden_layers = int(config.num_hidden_layers) + layers
-    kinds = getattr(extended, "layer_types", None)
-    if kinds is not None:
-        extended.layer_types = [*kinds, *["full_attention"] * layers]
+    """`config` of a model whose last `layers` decoder layers are the blocks of its prediction layers.
+
+    Lists with an entry for each layer (`layer_types`, `mlp_layer_types`) are continued by their last entry: released
+    models end with the kind of layer that their prediction layers have.
+    """
+    extended, count = copy.deepcopy(config), int(config.num_hidden_layers)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == count and name.endswith("_types"):
+            setattr(extended, name, [*value, *value[-1:] * layers])
+    extended.num_hidden_layers = count + layers
     return extended
 
 

@@ -12,7 +12,7 @@ from transformers.modeling_layers import MtpLayer
 from porter.errors import Refusal
 from porter.kernels.dispatch import using_reference
 from porter.models.port import PortedSource
-from porter.models.prediction import layer_text
+from porter.models.prediction import extended_config, layer_text
 from porter.models.proof import BOUND, TOKENS, one_thread, relative_error
 from porter.models.reduce import randomise, reduced_config
 from porter.models.search import correspondence_of
@@ -29,8 +29,9 @@ def with_prediction_layer(source: PortedSource, config: Any) -> PortedSource:
         model: Any = getattr(importlib.import_module(source.module), source.class_name)(small).double().eval()
         decoder, norm = type(model.model.layers[-1]), type(model.model.norm)
         longer = dataclasses.replace(source, text=source.text + layer_text(decoder.__name__, norm.__name__))
-        theirs: Any = randomise(MtpLayer(small, decoder, norm, int(small.num_hidden_layers)).double(), seed=3).eval()
-        ours: Any = longer.load().PredictionLayer(small, int(small.num_hidden_layers)).double().eval()
+        extended, index = extended_config(small, 1), int(small.num_hidden_layers)
+        theirs: Any = randomise(MtpLayer(extended, decoder, norm, index).double(), seed=3).eval()
+        ours: Any = longer.load().PredictionLayer(extended, index).double().eval()
         chosen = {c.name: c.candidate for c in source.classes}
         state = correspondence_of(theirs, chosen).convert(theirs.state_dict())
         ours.load_state_dict({in_checkpoint(name): tensor for name, tensor in state.items()})

@@ -22,6 +22,7 @@ from porter.errors import PorterError
 from porter.generation import check_prompt, refuse_not_finite
 from porter.kernels.dispatch import OpCall
 from porter.kv_cache import ContiguousLayer, cache_for
+from porter.models.prediction import extended_config
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ def speculative_cache(config: Any, max_length: int) -> Cache:
 
     Raises PorterError where a layer of the model keeps a state that cannot go back.
     """
-    layers: list[Any] = list(cache_for(config, max_length).layers)
-    for index, layer in enumerate(layers):
+    cache = cache_for(extended_config(config, 1), max_length)
+    for index, layer in enumerate(cache.layers):
         if not isinstance(layer, ContiguousLayer):
             raise PorterError(
-                f"layer {index} keeps a recurrent state, which cannot forget tokens that were drafted in vain: "
-                "this model is not decoded speculatively"
+                f"layer {index} keeps its past in a {type(layer).__name__}, which cannot forget tokens that were "
+                "drafted in vain: this model is not decoded speculatively"
             )
-    return Cache(layers=[*layers, ContiguousLayer(max_length)])
+    return cache
 
 
 @torch.inference_mode()

@@ -186,7 +186,7 @@ def test_bad_requests_are_named(pair: tuple[Any, Any], grouped_query: Any) -> No
 def test_models_with_recurrent_states_are_refused() -> None:
     from transformers import Qwen3NextConfig
 
-    with pytest.raises(PorterError, match="layer 0 keeps a recurrent state"):
+    with pytest.raises(PorterError, match="layer 0 keeps its past in a StateLayer"):
         speculation.speculative_cache(Qwen3NextConfig(num_hidden_layers=4), 16)
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from paper_layer import PaperLayer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3NextConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DeepseekV3Config, Qwen3NextConfig
 
 import porter
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import using_reference
 from porter.models import prediction_proof
-from porter.models.family import families
+from porter.models.family import families, family_of
 from porter.models.prediction import DEEPSEEK, QWEN, extended_config, layer_text, prediction_of
 from porter.models.presets import preset, shipped_directory
 from porter.precision import float64_mode
@@ -167,6 +167,18 @@ def test_a_released_layer_has_the_published_size() -> None:
     assert (preset("deepseek-v3").published_parameters + unique + copies) / 1e9 == pytest.approx(685, abs=1)
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm4_moe"])
+def test_relatives_layers_pass_the_same_proof(model_type: str) -> None:
+    """Nothing in the layer is DeepSeek-V3's alone: sparse attention and GLM's grouped-query attention fit it too."""
+    family = dataclasses.replace(family_of(model_type), prediction=DEEPSEEK)
+    config = CONFIG_MAPPING[model_type]()
+    config.num_nextn_predict_layers = 1
+    source = family.port(config)
+    layer = family.predicting(config, source)
+    assert source.prediction_error is not None and source.prediction_error < 1e-12
+    assert layer is not None and layer.layers == (config.num_hidden_layers,)
+
+
 def test_names_of_qwen_checkpoints() -> None:
     config = released_config(num_hidden_layers=3, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2)
     family = families()["deepseek_v3"]
@@ -181,6 +193,6 @@ def test_names_of_qwen_checkpoints() -> None:
     assert DEEPSEEK.block.format(layer=3) == "model.layers.3."
 
 
-def test_layers_by_kind_are_extended_by_full_attention() -> None:
+def test_lists_by_layer_are_continued_by_their_last_entry() -> None:
     extended = extended_config(Qwen3NextConfig(num_hidden_layers=4), 1)
     assert extended.num_hidden_layers == 5 and extended.layer_types[-1] == "full_attention"
