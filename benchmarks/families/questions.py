@@ -20,18 +20,21 @@ from torch import nn
 import porter
 from benchmarks.families.subjects import Subject
 from porter.generation import generate
+from porter.models.images import ImagePrompt, image_prompt, reads_image_grids
 from porter.models.proof import BOUND
 from porter.original import original_model
 
 NEW_TOKENS = 64
+PADDED = 4
+"""Tokens by which the shorter prompt with images is padded."""
 
 LOAD_WITHOUT_PORTER = """
 import json, sys
 sys.meta_path.insert(0, type("Absent", (), {"find_spec": staticmethod(lambda name, *_: (_ for _ in ()).throw(
     ModuleNotFoundError(name)) if name.split(".")[0] == "porter" else None)})())
 import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype="auto").eval()
+import transformers
+model = getattr(transformers, sys.argv[3]).from_pretrained(sys.argv[1], trust_remote_code=True, dtype="auto").eval()
 ids = torch.tensor([json.loads(sys.argv[2])])
 with torch.no_grad():
     print(json.dumps(model(ids).logits[0, -1].argmax().item()))
@@ -64,6 +67,11 @@ class Ported:
         """The exported directory, loaded."""
         return porter.load(self.directory)
 
+    @cached_property
+    def images(self) -> ImagePrompt | None:
+        """A batch of prompts with images of different sizes; None for a model that reads none."""
+        return image_prompt(self.original) if reads_image_grids(self.original) else None
+
     @property
     def directory(self) -> Path:
         """The exported directory."""
@@ -72,7 +80,10 @@ class Ported:
 
     @cached_property
     def decoded(self) -> Any:
-        """The report of aligning a prefill and NEW_TOKENS cached steps of one prompt."""
+        """The report of aligning a prefill and NEW_TOKENS cached steps: of prompts with images where the model reads
+        them, else of one text."""
+        if self.images is not None:
+            return self.aligned_images(torch.ones_like(self.images.input_ids), NEW_TOKENS)
         return self.aligned([self.subject.rows[0]], NEW_TOKENS)
 
     def aligned(self, rows: list[list[int]], new_tokens: int) -> Any:
@@ -80,6 +91,22 @@ class Ported:
         with tempfile.TemporaryDirectory(dir=self.folder) as golden:
             recorded = porter.capture(self.original, rows, Path(golden) / "golden", new_tokens=new_tokens)
             return porter.align(recorded, self.directory)
+
+
+    def aligned_images(self, mask: torch.Tensor, new_tokens: int) -> Any:
+        """The report of aligning the port with the original on the prompts with images."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as golden:
+            with porter.recording(self.original, Path(golden) / "golden"):
+                self.said(self.original, mask, new_tokens)
+            return porter.align(Path(golden) / "golden", self.directory)
+
+    def said(self, model: Any, mask: torch.Tensor, new_tokens: int) -> torch.Tensor:
+        """The greedy tokens of `model` after the prompts with images."""
+        assert self.images is not None
+        inputs = {"input_ids": self.images.input_ids, "attention_mask": mask, **self.images.keywords}
+        model.generation_config.eos_token_id = None
+        generated = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        return generated[:, mask.shape[1] :]  # type: ignore[no-any-return]
 
 
 def proof(ported: Ported) -> Answer:
@@ -101,13 +128,24 @@ def decode(ported: Ported) -> Answer:
 
 def left_padded(ported: Ported) -> Answer:
     """Two prompts of different lengths in one batch, aligned."""
-    report = ported.aligned(list(ported.subject.rows), 4)
+    if ported.images is None:
+        report = ported.aligned(list(ported.subject.rows), 4)
+    else:
+        mask = torch.ones_like(ported.images.input_ids)
+        mask[0, :PADDED] = 0
+        report = ported.aligned_images(mask, 4)
     answer = _within_budget(report, lambda step: True)
     return Answer(answer.yes and report.verdict == "aligned", answer.figure)
 
 
 def generation(ported: Ported) -> Answer:
-    """Greedy tokens of porter's own generation and of transformers', in float32."""
+    """Greedy tokens of porter's own generation and of transformers', in float32; after images, where the model reads
+    them, of the ported model's `generate`."""
+    if ported.images is not None:
+        mask = torch.ones_like(ported.images.input_ids)
+        same = (ported.said(ported.model, mask, NEW_TOKENS) == ported.said(ported.original, mask, NEW_TOKENS)).all(0)
+        if not bool(same.all()):
+            return Answer(False, f"{int(same.long().cumprod(0).sum())}/{NEW_TOKENS} after images")
     ids = torch.tensor([ported.subject.rows[0]])
     ported.original.generation_config.eos_token_id = None
     theirs = ported.original.generate(
@@ -131,11 +169,11 @@ def round_trip(ported: Ported) -> Answer:
 
 def without_porter(ported: Ported) -> Answer:
     """The directory loads, and predicts the original's token, in a process that cannot import porter."""
-    row = ported.subject.rows[0]
+    row, family = ported.subject.rows[0], ported.subject.family
     with torch.no_grad():
         wanted = int(ported.original(torch.tensor([row])).logits[0, -1].argmax())
     done = subprocess.run(
-        [sys.executable, "-c", LOAD_WITHOUT_PORTER, str(ported.directory), json.dumps(row)],
+        [sys.executable, "-c", LOAD_WITHOUT_PORTER, str(ported.directory), json.dumps(row), family.auto_class],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(ported.folder / "hf")},
         cwd=ported.folder,
         capture_output=True,

@@ -12,6 +12,7 @@ import torch
 from porter.models.family import Family, families, family_of
 from porter.models.presets import preset_names, resolve, shipped_directory, shipped_names
 from porter.models.reduce import TOKEN_FIELDS, randomise, reduced_config
+from porter.models.reduce_vision import SPECIAL
 
 PROMPTS = ("Anne hoped she had outlived the age of blushing; but", "Captain Wentworth")
 
@@ -48,7 +49,8 @@ def _randomised(family: Family, directory: Path) -> Subject:
     small = reduced_config(config)
     model = randomise(upstream(small)).float()
     for name in TOKEN_FIELDS:
-        setattr(model.config, name, 0)
+        setattr(model.config.get_text_config(), name, 0)
     model.save_pretrained(directory)
-    tokens = torch.randint(small.vocab_size, (52,), generator=torch.Generator().manual_seed(3)).tolist()
+    words = small.get_text_config().vocab_size - len(SPECIAL)
+    tokens = torch.randint(words, (52,), generator=torch.Generator().manual_seed(3)).tolist()
     return Subject(family, directory, "random, reduced width", (tokens[:35], tokens[35:]))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM
 
 from porter.errors import PorterError
+from porter.models.auto_class import auto_class
 from porter.models.family import families
 from porter.models.presets import preset, preset_names, resolve, shipped_directory, shipped_names
 from porter.models.shipped.recipes import RECIPES
@@ -24,6 +24,7 @@ PUBLISHED_BILLIONS = {
     "deepseek-v2.5": 236,
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
+    "deepseek-v4-flash": 284,
     "deepseek-v3.2-exp": 671,
     "qwen1.5-moe-a2.7b": 14.3,
     "qwen2-57b-a14b": 57.41,
@@ -43,6 +44,16 @@ PUBLISHED_BILLIONS = {
     "qwen3-coder-480b-a35b": 480,
     "qwen3-next-80b-a3b": 80,
     "qwen3-coder-next": 80,
+    "qwen2.5-vl-3b": 3.75,
+    "qwen2.5-vl-7b": 8.29,
+    "qwen2.5-vl-32b": 33.5,
+    "qwen2.5-vl-72b": 73.4,
+    "qwen3-vl-2b": 2.13,
+    "qwen3-vl-4b": 4.44,
+    "qwen3-vl-8b": 8.77,
+    "qwen3-vl-32b": 33.4,
+    "qwen3-vl-30b-a3b": 31.1,
+    "qwen3-vl-235b-a22b": 236,
     "qwen3.5-9b": 9,
     "qwen3.5-27b": 27,
     "qwen3.5-35b-a3b": 35,
@@ -54,7 +65,7 @@ def checkpoint_elements(name: str) -> int:
     """The elements of a checkpoint of the preset, from a model without storage."""
     config = preset(name).config()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class(config.model_type).from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     return sum(tensor.numel() for key, tensor in model.state_dict().items() if key not in tied)
 
