@@ -112,7 +112,8 @@ def _reverted(upstream: nn.Module, form: list[Any], name: str, tensor: torch.Ten
     before = getattr(upstream, "_weight_conversions", None)
     upstream._weight_conversions = form  # type: ignore[assignment]
     try:
-        return revert_weight_conversion(upstream, {name: tensor})  # type: ignore[arg-type]
+        disk: dict[str, torch.Tensor] = revert_weight_conversion(upstream, {name: tensor})  # type: ignore[arg-type]
+        return disk
     except CANNOT_REVERT as error:
         raise _not_understood(upstream, name, form, f"{type(error).__name__}: {error}") from error
     finally:

@@ -126,6 +126,7 @@ def _number(node: ast.expr, module: nn.Module) -> float | None:
     while isinstance(value, ast.Attribute):
         chain.append(value.attr)
         value = value.value
+    found: Any = None
     if isinstance(value, ast.Constant) and not chain:
         found = value.value
     elif isinstance(value, ast.Name) and value.id == "self":

@@ -106,7 +106,7 @@ def model_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> torch.Te
 
 
 @functools.cache
-def cache_keywords(kind: type[nn.Module]) -> tuple[str, bool]:
+def cache_keywords(kind: Any) -> tuple[str, bool]:
     """What a model class calls its cache (empty where it takes none), and whether it can be asked for the last logits
     alone."""
     parameters = inspect.signature(kind.forward).parameters
