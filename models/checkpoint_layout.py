@@ -34,8 +34,8 @@ def checkpoint_layout(upstream: nn.Module, stored: Stored = ()) -> Correspondenc
     """Between a checkpoint on disk and `upstream` (on the meta device); what is not listed is stored as it is.
 
     `stored` are the names that the checkpoint has, best with shapes: of the forms that transformers reads, a parameter
-    takes the first that is stored, which is the released one where none is. Raises PorterError naming the parameter and the conversion
-    of a form that porter cannot join.
+    takes the first that is stored, which is the released one where none is. Raises PorterError naming the parameter
+    and the conversion of a form that porter cannot join.
     """
     conversions = _conversions(upstream)
     if not conversions:
