@@ -34,6 +34,8 @@ def has_vision(config: Any) -> bool:
 def reduced_vision(config: Any, text: Any) -> Any:
     """The fields of `config` with its vision config reduced and its text config replaced by the reduced `text`."""
     data = copy.deepcopy(config.to_dict())
+    for name in ("quantization_config", "porter"):
+        data.pop(name, None)
     vision = data["vision_config"]
     vision.update({name: value for name, value in REDUCED_VISION.items() if name in vision})
     vision["depth"] = BLOCKS
