@@ -46,16 +46,15 @@ def selection_of(
 ) -> tuple[Choice | None, Observation]:
     """The decision in an indexer's output, integers [B, S, K] of T keys, and the keys as a dense [B * S, T] of 0 and 1.
 
-    None for other modules, and where there is no mask that tells which keys are hidden: these fill the rows of queries
-    that see fewer than K, in any order, and count as one.
+    None for other modules, and where nothing tells which keys are hidden, neither a mask nor the positions of queries over
+    compressed keys: these fill the rows of queries that see fewer than K, in any order, and count as one.
     """
     if not isinstance(output, Tensor) or output.is_floating_point() or output.dim() != 3:
         return None, {}
-    mask = _mask(module, args, kwargs)
-    if mask is None or mask.dim() != 3 or mask.shape[1] != output.shape[1]:
+    visible = _visible(module, args, kwargs)
+    if visible is None or visible.dim() != 3 or visible.shape[1] != output.shape[1]:
         return None, {}
-    keys = mask.shape[-1]
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    keys = visible.shape[-1]
     visible = visible.expand(output.shape[0], -1, -1).reshape(-1, keys)
     chosen = output.reshape(-1, output.shape[-1]).long()
     inside = (chosen >= 0) & (chosen < keys)
@@ -65,12 +64,25 @@ def selection_of(
     return choice, {COMBINE: choice.sets()[:, :keys].to(torch.float32)}
 
 
-def _mask(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The argument named attention_mask."""
-    if isinstance(kwargs.get("attention_mask"), Tensor):
-        return kwargs["attention_mask"]  # type: ignore[no-any-return]
+def _visible(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Bool [B or 1, S, T]: the keys that queries may see, by the mask or, where each key stands for `compress_rate`
+    tokens, by position: those whose tokens have all been."""
+    mask = _argument("attention_mask", module, args, kwargs)
+    if mask is not None:
+        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    rate, positions = getattr(module, "compress_rate", None), _argument("position_ids", module, args, kwargs)
+    if not isinstance(rate, int) or positions is None or positions.dim() != 2:
+        return None
+    closed = (positions + 1) // rate
+    return torch.arange(int(closed.max()), device=closed.device) < closed.unsqueeze(-1)
+
+
+def _argument(name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tensor that the argument of this name is."""
+    if isinstance(kwargs.get(name), Tensor):
+        return kwargs[name]  # type: ignore[no-any-return]
     names = list(inspect.signature(module.forward).parameters)
-    place = names.index("attention_mask") if "attention_mask" in names else len(args)
+    place = names.index(name) if name in names else len(args)
     return args[place] if place < len(args) and isinstance(args[place], Tensor) else None
 
 

@@ -101,7 +101,8 @@ def gate_of(router: nn.Module) -> Gate:
 def with_gate(path: str, gate: Gate) -> Change:
     """Makes the router at `path` compute `gate`."""
 
-    def forward(self: nn.Module, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    # Routers by token id are given the ids too.
+    def forward(self: nn.Module, hidden_states: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return gate(self, hidden_states)
 
     return lambda module: rebind_forward(module.get_submodule(path), forward)

@@ -25,6 +25,7 @@ PUBLISHED_BILLIONS = {
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
     "deepseek-v4-flash": 284,
+    "deepseek-v4-flash": 284,
     "deepseek-v3.2-exp": 671,
     "qwen1.5-moe-a2.7b": 14.3,
     "qwen2-57b-a14b": 57.41,
