@@ -15,6 +15,7 @@ import torch
 
 from porter.checkpoint.strict_json import shown
 from porter.errors import PorterError
+from porter.models.vision_rules import NESTED, check_vision, vision_sizes
 
 SIZE_LIMIT = 2**31 - 1
 """The largest size that 32-bit kernel arguments hold."""
@@ -134,10 +135,29 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise _wrong(where, "architectures", classes, "a list of class names, or null")
     _check_rope(fields, where)
+    _check_nested(fields, where)
+
+
+def _check_nested(fields: Mapping[str, Any], where: str) -> None:
+    """The configs of the text model and the vision tower, which are objects of fields themselves."""
+    for name in NESTED:
+        nested = fields.get(name)
+        if nested is None:
+            continue
+        if not isinstance(nested, dict):
+            raise _wrong(where, name, nested, "an object")
+        within = f"{where}: {name}"
+        if name == "text_config":
+            check_fields(nested, within)
+        for size, value in vision_sizes(nested).items() if name == "vision_config" else ():
+            _check_integer(value, size, 1, MOST["num_hidden_layers"] if size == "depth" else SIZE_LIMIT, within)
 
 
 def check_config(config: Any, where: str) -> None:
     """Raise PorterError naming file, field and rule for a config whose model could be built but not run."""
+    check_vision(config, where)
+    if config.get_text_config() is not config:
+        check_config(config.get_text_config(), f"{where}: text_config")
     names = (*POSITIVE, *POSITIVE_OR_NULL)
     numbers = {name: v for name in names if type(v := getattr(config, name, None)) is int}
     check_fields(numbers | {"use_sliding_window": getattr(config, "use_sliding_window", True)}, where)
