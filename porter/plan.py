@@ -84,7 +84,7 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         per_layer = 2 * int(heads) * int(head_dim)
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
+    kinds: list[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
     attending = per_layer * sum(kind != "linear_attention" for kind in kinds)
     return (attending + _indexer_keys(config, len(kinds))) * width
 
@@ -93,7 +93,7 @@ def _indexer_keys(config: Any, layers: int) -> int:
     """Values that one token adds to the caches of the indexers of sparse latent attention: not every layer has one."""
     if not getattr(config, "kv_lora_rank", None) or not getattr(config, "index_head_dim", None):
         return 0
-    kinds = getattr(config, "indexer_types", None) or ["full"] * layers
+    kinds: list[str] = getattr(config, "indexer_types", None) or ["full"] * layers
     return int(config.index_head_dim) * sum(kind == "full" for kind in kinds)
 
 

@@ -12,8 +12,8 @@ from porter.kernels.reference.attention import SCORES, attended_pairs, causal_ma
 from porter.kernels.reference.draw import Draw, spread
 
 TOLERANCE = Tolerance(
-    "the error is how much better the best visible key left out is than the worst taken, relative to the largest "
-    "|weight| |query| |key| summed over the heads: two scores, each a sum of D and then H products in the compute dtype",
+    "the error is how much better the best visible key left out is than the worst taken, relative to the largest sum "
+    "over heads of |weight| |query| |key|: two scores, each a sum of D and then H products in the compute dtype",
     terms=lambda query, *rest: 64.0 * (query.shape[-1] + query.shape[-2]),
     roundings=0.0,
 )
@@ -165,7 +165,8 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     yield Case("weights in float32", (query, key, weights.to(compute_dtype(dtype)), None, 0.25, 6))
     yield Case("every score is zero", (query, key, weights * 0, None, 0.25, 6))
     yield Case("keys that are all the same", (query, key[:, :1].expand(2, 64, 16), weights, None, 0.25, 6))
-    yield Case("scores of 1e5 and of 1e-5", (query * 300, key * 300, weights * draw.integers(0, 2, 2, 5, 4), None, 1.0, 6))
+    some = weights * draw.integers(0, 2, 2, 5, 4)
+    yield Case("scores of 1e5, and heads that weigh nothing", (query * 300, key * 300, some, None, 1.0, 6))
     yield Case("weights below zero alone", (query, key, -weights.abs(), None, 0.25, 6))
     yield from _mask_inputs(draw, *_states(draw, (2, 5, 4, 16, 19, 6)))
 
@@ -177,7 +178,8 @@ def _mask_inputs(draw: Draw, query: torch.Tensor, key: torch.Tensor, weights: to
     dead = padded.clone()
     dead[0, 1] = False
     holes = draw.uniform(2, 5, 19) < 0.5
-    for label, mask in (("causal", causal), ("left padded", padded), ("a query that sees nothing", dead), ("holes", holes)):
+    masks = {"causal": causal, "left padded": padded, "a query that sees nothing": dead, "holes": holes}
+    for label, mask in masks.items():
         yield Case(f"bool mask, {label}", (query, key, weights, mask, 0.25, 6))
         for name, value in (("-inf", -math.inf), ("the lowest value", lowest)):
             additive = torch.zeros(mask.shape, dtype=draw.dtype).masked_fill(~mask, value)

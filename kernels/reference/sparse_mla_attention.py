@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
-from porter.kernels.reference.attention import causal_mask, mask_inputs, masked_softmax
+from porter.kernels.reference.attention import mask_inputs, masked_softmax
 from porter.kernels.reference.draw import Draw, spread
 from porter.kernels.reference.indexer import visible_keys
 
@@ -51,7 +51,8 @@ def sparse_mla_attention_absorbed(
         chosen = indices[:, block].long()
         keys, ropes = (_gather(t[:, 0], chosen.clamp_min(0)).to(dtype) for t in (latent, key_rope))
         absorbed = torch.einsum("bhsn,hnc->bshc", query_nope[:, :, block].to(dtype), per_head[:, :nope])
-        scores = absorbed @ keys.transpose(2, 3) + query_rope[:, :, block].transpose(1, 2).to(dtype) @ ropes.transpose(2, 3)
+        turned = query_rope[:, :, block].transpose(1, 2).to(dtype)
+        scores = absorbed @ keys.transpose(2, 3) + turned @ ropes.transpose(2, 3)
         mask = _selected_mask(chosen, attention_mask, queries, latent.shape[2], block, dtype)
         attended = masked_softmax(scores * scaling, mask) @ keys
         blocks.append(torch.einsum("bshc,hvc->bshv", attended, per_head[:, nope:]).to(query_nope.dtype))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from reference_cases import assert_same, cases, reference
-from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Config, DeepseekV32Indexer
+from transformers import DeepseekV32Config
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from porter.kernels.contract import Implementation
 from porter.kernels.reference import indexer, sparse_mla_attention
@@ -62,7 +63,8 @@ def test_selection_is_upstreams(kind: str) -> None:
     module.wk.register_forward_hook(lambda m, args, output: seen.update(hidden=args[0]))
     hidden, residual = torch.randn(2, 9, 24), torch.randn(2, 9, 12)
     cos, sin = torch.ones(2, 9, 6), torch.zeros(2, 9, 6)
-    mask = (causal_mask(9, 9, None, torch.device("cpu"))[None] & (torch.arange(9) >= torch.tensor([3, 0])[:, None])[:, None])
+    real = torch.arange(9) >= torch.tensor([3, 0])[:, None]
+    mask = causal_mask(9, 9, None, torch.device("cpu"))[None] & real[:, None]
     given = mask if kind == "bool" else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     theirs = module(hidden, residual, (cos, sin), given, None)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from porter.models.presets import shipped_directory
 from porter.models.shipped import recipes, train
 
-NAMES = ["tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next"]
+NAMES = ["tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-v32", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next"]
 BOS = {name: [256] if "deepseek" in name else [] for name in NAMES}
 REPOSITORY = Path(train.__file__).resolve().parents[2]
 
