@@ -113,9 +113,7 @@ class _SparseLatent(nn.Module):
 
         if self.indexer is not None:
             mask = None if attention_mask is None else attention_mask[:, 0]
-            selected = self.indexer(
-                hidden_states, query_residual, position_embeddings, mask, position_ids, cache=cache
-            )
+            selected = self.indexer(hidden_states, query_residual, position_embeddings, mask, position_ids, cache=cache)
         states = query_nope, query_rope, latent, key_rope, self.kv_b_proj.weight
         if selected is None:
             raise ValueError("a layer without an indexer needs the selection of a layer before it")
