@@ -68,7 +68,8 @@ def align(
     rebuilt; it is changed (its weights become the candidate's where these are in order). `resumption`: what was found
     is written down in porter's cache, and a comparison of the same directory that was interrupted continues from it.
     `layout`: how the shards of a candidate on parallel ranks make up its weights, where names and shapes do not tell.
-    `probes`: how many tensors are judged in all, where this is one alignment of many (`budget.allowance`).
+    `probes`: how many tensors are judged in all, where this is one alignment of many (`budget.allowance`); no fewer
+    than the golden has records.
     `also`: further goldens of the same tokens, which vote with `golden` on which of them is wrong (`quorum.py`).
 
     Raises PorterError for input that cannot be compared at all.
@@ -122,7 +123,8 @@ def align(
             compare_weights(
                 findings, loaded, source, pairing, pattern, recorded.recorded_dtype, "weights" in wanted, journal
             )
-        replayer = Replayer(recorded, pairing, loaded.model, source, factor, probes=probes)
+        judged = max(probes, len(golden.records))
+        replayer = Replayer(recorded, pairing, loaded.model, source, factor, probes=judged)
         left_out = {pair.module for pair in pairing.pairs} - {pair.module for pair in pairs}
         findings.skipped += [Skipped(name, "not selected by --modules") for name in sorted(left_out)]
         free = FreePass(replayer, {pair.module: pair for pair in pairs})
