@@ -104,8 +104,8 @@ UPDATES = re.compile(r"\bcache(_layer)?\.(update|store)\w*\(")
 
 
 def appends_to_cache(module: nn.Module) -> bool:
-    """Whether the code of the module's class updates a cache or a layer of one, as that of an attention whose indexer has
-    keys of its own does: it needs a cache that is filled, though a child is given the cache too."""
+    """Whether the code of the module's class updates a cache or a layer of one, as that of an attention does whose
+    indexer has keys of its own: it needs a cache that is filled, though a child is given the cache too."""
     try:
         return UPDATES.search(inspect.getsource(type(module))) is not None
     except (OSError, TypeError):  # a class that was made without a file

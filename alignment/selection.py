@@ -46,8 +46,8 @@ def selection_of(
 ) -> tuple[Choice | None, Observation]:
     """The decision in an indexer's output, integers [B, S, K] of T keys, and the keys as a dense [B * S, T] of 0 and 1.
 
-    None for other modules, and where nothing tells which keys are hidden, neither a mask nor the positions of queries over
-    compressed keys: these fill the rows of queries that see fewer than K, in any order, and count as one.
+    None for other modules, and where nothing tells which keys are hidden, neither a mask nor the positions of queries
+    over compressed keys: these fill the rows of queries that see fewer than K, in any order, and count as one.
     """
     if not isinstance(output, Tensor) or output.is_floating_point() or output.dim() != 3:
         return None, {}

@@ -29,7 +29,7 @@ FAMILY = Family(
         "gate and up are clamped at swiglu_limit, in the shared expert too",
         "the first layers route by a table of token ids; the others by sqrt(softplus), the bias choosing alone",
         "norms, sinks, position biases, hyper-connections and the routing bias stay in float32",
-        "keys and gates of compressors, index weights and the grouped output projection stay in the float dtype under int8",
+        "under int8, keys and gates of compressors, index weights and the grouped output projection stay as they are",
         "multi-token prediction layers are not ported, as transformers does not build them",
     ),
 )

@@ -121,7 +121,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _turn_whole_pairs(data: dict[str, Any]) -> None:
-    """Of several kinds of rotary positions each turns `REDUCED`'s share of a head: an odd number turns no whole pairs."""
+    """Of several kinds of rotary positions each turns `REDUCED`'s share of a head: odd numbers make no whole pairs."""
     kinds = [value for value in (data.get("rope_parameters") or {}).values() if isinstance(value, dict)]
     share = REDUCED["qk_rope_head_dim"] / REDUCED["head_dim"]
     for kind in [*kinds, data] if kinds else []:

@@ -54,7 +54,7 @@ def _run(
     batch, windows, rate, size = kv.shape
     size = size // 2 if overlap else size
     out = torch.empty((batch, windows, size), dtype=kv.dtype)
-    priors = (0, 0, 0, 0)
+    priors: tuple[int, ...] = (0, 0, 0, 0)
     if prior_kv is not None and prior_gate is not None:
         priors = *prior_kv.stride()[:2], *prior_gate.stride()[:2]
     library.compress(

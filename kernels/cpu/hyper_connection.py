@@ -59,7 +59,8 @@ def head(library: KernelLibrary) -> Head:
         collapsed = torch.empty((batch, length, size), dtype=x.dtype)
         library.hyper_collapse(
             None, None, collapsed.data_ptr(), x.data_ptr(), fn.data_ptr(), base.data_ptr(), scale.data_ptr(),
-            _pack_four(batch * length, count, size, 0), norm_eps, eps, FLOAT_CODES[x.dtype], threads_for(4 * fn.numel()),
+            _pack_four(batch * length, count, size, 0), norm_eps, eps, FLOAT_CODES[x.dtype],
+            threads_for(4 * fn.numel()),
         )
         return collapsed
 
@@ -121,7 +122,9 @@ def accepts_expand(streams: torch.Tensor, output: torch.Tensor, post: torch.Tens
     return None if streams.numel() else EMPTY
 
 
-def _accepts(streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, parts: int) -> str | None:
+def _accepts(
+    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, parts: int
+) -> str | None:
     if not streams.is_cpu:
         return NOT_CPU
     if streams.dtype not in FLOAT_CODES:

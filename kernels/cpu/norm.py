@@ -24,7 +24,7 @@ AddNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torc
 GatedNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
-_DTYPES = {(rows, weight): FLOAT_CODES[rows] | FLOAT_CODES[weight] << 8 for rows in FLOAT_CODES for weight in FLOAT_CODES}
+_DTYPES = {(x, weight): FLOAT_CODES[x] | FLOAT_CODES[weight] << 8 for x in FLOAT_CODES for weight in FLOAT_CODES}
 
 
 def rms_norm(library: KernelLibrary, offset: float) -> Norm:

@@ -145,7 +145,7 @@ def accepts_trailing(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
         return OTHER_DTYPE
     if states.dim() != 4 or cos.dim() != 3 or sin.shape != cos.shape:
         return "states are not [B, H, S, D], or cos and sin not [B, S, R/2]"
-    batch, heads, length, size = states.shape
+    batch, _, length, size = states.shape
     batches, positions, pairs = cos.shape
     if batches not in (1, batch) or positions != length or 2 * pairs > size:
         return OTHER_SHAPE

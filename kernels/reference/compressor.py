@@ -34,8 +34,8 @@ def compressor_overlapped(
     prior_kv: torch.Tensor | None,
     prior_gate: torch.Tensor | None,
 ) -> torch.Tensor:
-    """kv and gate [B, W, m, 2D], position_bias [m, 2D] -> [B, W, D]: the softmax of entry w is over the first D channels of
-    window w - 1 and the last D of window w.
+    """kv and gate [B, W, m, 2D], position_bias [m, 2D] -> [B, W, D]: the softmax of entry w is over the first D
+    channels of window w - 1 and the last D of window w.
 
     Before window 0 stand prior_kv and prior_gate [B, m, D], the latter with the bias added, or nothing. Equals what
     transformers' DeepseekV4CSACompressor and DeepseekV4Indexer normalise.
@@ -63,6 +63,10 @@ def _overlapped_fake(kv: torch.Tensor, *rest: object) -> torch.Tensor:
 
 def _cost(kv: torch.Tensor, *rest: object) -> Cost:
     return Cost(moved_bytes(kv, *rest) + kv.numel() // kv.shape[2] * kv.element_size(), 6 * kv.numel())
+
+
+def _overlapped_cost(kv: torch.Tensor, *rest: object) -> Cost:
+    return Cost(moved_bytes(kv, *rest) + kv.numel() // kv.shape[2] // 2 * kv.element_size(), 6 * kv.numel())
 
 
 SHAPES = ((1, 1, 1, 1), (2, 3, 4, 16), (1, 5, 7, 33), (3, 2, 128, 24), (1, 1, 4, 512), (0, 2, 4, 16))  # B, W, m, D
@@ -110,6 +114,6 @@ OPS = (
         _overlapped_fake,
         _overlapped_inputs,
         TOLERANCE,
-        _cost,
+        _overlapped_cost,
     ),
 )

@@ -53,4 +53,6 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     yield Case("zeros, 1e4 and 1e-4", (draw.extreme_rows(64).unflatten(-1, (2, 32)), weight))
 
 
-OPS = (Op("linear", "grouped", "(Tensor x, Tensor weight) -> Tensor", linear_grouped, _fake, _inputs, TOLERANCE, _cost),)
+SCHEMA = "(Tensor x, Tensor weight) -> Tensor"
+
+OPS = (Op("linear", "grouped", SCHEMA, linear_grouped, _fake, _inputs, TOLERANCE, _cost),)

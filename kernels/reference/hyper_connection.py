@@ -29,7 +29,7 @@ EXPAND_TOLERANCE = Tolerance(
 
 
 def mixing_logits(streams: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
-    """[B, S, M] in the compute dtype: the streams [B, S, N, D] of a token as one row, RMS-normalised, times fn [M, N D]."""
+    """[B, S, M] in the compute dtype: a token's streams [B, S, N, D] as one row, RMS-normalised, times fn [M, N D]."""
     flat = streams.to(compute_dtype(streams.dtype)).flatten(2)
     flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
     return torch.nn.functional.linear(flat, fn.to(flat.dtype))
@@ -112,9 +112,10 @@ def _fake_head(streams: torch.Tensor, *rest: object) -> torch.Tensor:
 
 def _cost(streams: torch.Tensor, fn: torch.Tensor, *rest: object) -> Cost:
     tokens, (rows, size) = streams.shape[0] * streams.shape[1], fn.shape
-    count = streams.shape[2]
-    mixing = 4 * tokens * (rows + count) + tokens * streams.shape[3] * streams.element_size()
-    return Cost(moved_bytes(streams, fn, *rest) + mixing, tokens * (2 * rows * size + 5 * size))
+    # Of the rows of fn those of the streams' own weights are used up; the others are returned.
+    kept = tokens * (rows - streams.shape[2]) * compute_dtype(streams.dtype).itemsize
+    collapsed = tokens * streams.shape[3] * streams.element_size()
+    return Cost(moved_bytes(streams, fn, *rest) + kept + collapsed, tokens * (2 * rows * size + 5 * size))
 
 
 def _expand_cost(streams: torch.Tensor, *rest: object) -> Cost:

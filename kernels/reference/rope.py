@@ -71,8 +71,8 @@ def _rotate_neighbours(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 
 
 def rope_trailing(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """states [B, H, S, D] with the last R dimensions turned as neighbours (x0, x1), (x2, x3), ..., which stay neighbours;
-    cos and sin [B or 1, S, R/2], one for each pair.
+    """states [B, H, S, D] with the last R dimensions turned as neighbours (x0, x1), (x2, x3), ..., which stay so; cos
+    and sin [B or 1, S, R/2], one for each pair.
 
     Equals transformers' `apply_rotary_pos_emb` of DeepSeek-V4.
     """
@@ -159,7 +159,7 @@ def _complex_inputs(dtype: torch.dtype) -> Iterator[Case]:
 
 def _trailing_inputs(dtype: torch.dtype) -> Iterator[Case]:
     for case in _inputs(SHAPES + PARTIAL, dtype):
-        query, key, cos, sin = case.arguments
+        query, _, cos, sin = case.arguments
         half = cos.shape[-1] // 2
         for wide in dict.fromkeys((dtype, compute_dtype(dtype))):
             angles = tuple(part[..., :half].to(wide) for part in (cos, -sin))

@@ -82,7 +82,8 @@ def _hash_fake(
 
 
 def _cost(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, top_k: int, factor: float) -> Cost:
-    outputs = hidden.shape[0] * (4 * weight.shape[0] + 12 * top_k)
+    wide = compute_dtype(hidden.dtype).itemsize
+    outputs = hidden.shape[0] * (wide * weight.shape[0] + (wide + 8) * top_k)
     return Cost(moved_bytes(hidden, weight, bias) + outputs, 2 * hidden.shape[0] * weight.numel())
 
 
@@ -90,7 +91,8 @@ def _hash_cost(
     hidden: torch.Tensor, weight: torch.Tensor, table: torch.Tensor, input_ids: torch.Tensor, factor: float
 ) -> Cost:
     """Reads one row of the table for each token."""
-    outputs = hidden.shape[0] * (4 * weight.shape[0] + 20 * table.shape[1])
+    wide = compute_dtype(hidden.dtype).itemsize
+    outputs = hidden.shape[0] * (wide * weight.shape[0] + (wide + 16) * table.shape[1])
     return Cost(moved_bytes(hidden, weight, input_ids) + outputs, 2 * hidden.shape[0] * weight.numel())
 
 
@@ -125,7 +127,9 @@ def _hash_inputs(dtype: torch.dtype) -> Iterator[Case]:
         yield Case(label, (hidden, weight, table, draw.integers(0, 19, hidden.shape[0]), 1.5))
 
 
-TOP_K = "(Tensor hidden, Tensor weight, Tensor bias, int top_k, float routed_scaling_factor) -> (Tensor, Tensor, Tensor)"
+TOP_K = (
+    "(Tensor hidden, Tensor weight, Tensor bias, int top_k, float routed_scaling_factor) -> (Tensor, Tensor, Tensor)"
+)
 HASH = (
     "(Tensor hidden, Tensor weight, Tensor table, Tensor input_ids, float routed_scaling_factor) -> "
     "(Tensor, Tensor, Tensor)"

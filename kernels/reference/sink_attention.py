@@ -26,8 +26,8 @@ def attention_sink(
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """As attention/gqa, with sinks [Hq] among the scores of each query: the weights of the keys add up to less than one,
-    and a query that sees no key gets zeros.
+    """As attention/gqa, with sinks [Hq] among the scores of each query: the weights of the keys add up to less than
+    one, and a query that sees no key gets zeros.
 
     Equals the eager attention of transformers' gpt-oss and DeepSeek-V4.
     """

@@ -31,7 +31,9 @@ def clamped(limit: float) -> Gated:
     return lambda gate, up: plain(gate.clamp(max=limit), up.clamp(-limit, limit))
 
 
-def form_of(module: nn.Module, output: Callable[[], torch.Tensor], expected: Callable[[Gated], torch.Tensor]) -> str | None:
+def form_of(
+    module: nn.Module, output: Callable[[], torch.Tensor], expected: Callable[[Gated], torch.Tensor]
+) -> str | None:
     """What `module` does to its gated activation: "" for plain, the name of the attribute that limits it, or None.
 
     `output` is what the module gives for large inputs, `expected` what it would give with a form of the activation.

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's compressors: windows of tokens become single entries, and an indexer over entries of its own selects them.
+"""DeepSeek-V4's compressors: windows of tokens become single entries, which an indexer over entries of its own selects.
 
 What tokens and entries a sequence has so far lives in upstream's cache layers, through their own methods.
 """
@@ -90,7 +90,7 @@ class AllEntriesForward(_Compressing):
 
 
 class SelectedEntriesForward(_Overlapping):
-    """The ported methods, copied into the generated class: every entry, and which ones the indexer selects per query."""
+    """The ported methods, copied into the generated class: every entry, and which the indexer selects per query."""
 
     indexer: nn.Module
 
@@ -113,10 +113,10 @@ class SelectedEntriesForward(_Overlapping):
 
 
 class EntryIndexerForward(_Overlapping):
-    """The ported methods, copied into the generated class: the entries of the best scores, -1 where too few are closed."""
+    """The ported methods, copied into the generated class: the best entries, -1 where too few are closed."""
 
     q_b_proj: Linear
-    scorer: nn.Module
+    scorer: Any
     indexer: OpCall
     index_topk: int
 

@@ -61,7 +61,9 @@ class GatedMLP:
         if others and not any(is_silu(m) for m in others.values()):
             return Mismatch("a gated MLP, but none of its child modules computes silu")
         roles = [
-            (*order, down) for down in downs for order in itertools.permutations([n for n in linears if n != down])
+            (gate, up, down)
+            for down in downs
+            for gate, up in itertools.permutations([n for n in linears if n != down])
         ]
         found = [(each, form_on_large_inputs(module, *each)) for each in roles]
         if all(form is None for _, form in found):

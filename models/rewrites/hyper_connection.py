@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ class HyperLayer:
         ]
 
 
-def _roles(parameters: dict[str, torch.Tensor]) -> dict[str, str] | None:
+def _roles(parameters: Mapping[str, torch.Tensor]) -> dict[str, str] | None:
     """Which parameter is fn [M, N D], base [M] and scale [1 or 3]; None where there are others."""
     matrices = [n for n, p in parameters.items() if p.dim() == 2]
     vectors = [n for n, p in parameters.items() if p.dim() == 1]

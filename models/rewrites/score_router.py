@@ -61,10 +61,13 @@ class ScoreRouter:
             return Mismatch(f"a router whose scores are {type(score).__name__}, not sqrt(softplus)")
         buffers = dict(module.named_buffers())
         kinds = {name: (buffer.dim(), buffer.is_floating_point()) for name, buffer in buffers.items()}
-        known = {(1, True): ("e_score_correction_bias", ScoreRouterForward, "sqrtsoftplus")}
-        known[2, False] = ("tid2eid", HashRouterForward, "hash")
+        known: dict[tuple[int, bool], tuple[str, type[nn.Module], str]] = {
+            (1, True): ("e_score_correction_bias", ScoreRouterForward, "sqrtsoftplus"),
+            (2, False): ("tid2eid", HashRouterForward, "hash"),
+        }
         if len(kinds) != 1 or next(iter(kinds.values())) not in known:
-            return Mismatch(f"a router by score with other buffers than a bias or a table: {', '.join(kinds) or 'none'}")
+            names = ", ".join(kinds) or "none"
+            return Mismatch(f"a router by score with other buffers than a bias or a table: {names}")
         ((name, kind),) = kinds.items()
         ours, forward, variant = known[kind]
         (weight,) = parameters

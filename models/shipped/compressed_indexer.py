@@ -22,9 +22,7 @@ class CompressedIndexerAlignment:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.attentions: list[Any] = [
-            m for m in model.modules() if isinstance(getattr(getattr(m, "compressor", None), "indexer", None), nn.Module)
-        ]
+        self.attentions: list[Any] = [m for m in model.modules() if _selects(m)]
         self.top_k = getattr(model.config, "index_topk", 0)
         self._scores: dict[nn.Module, torch.Tensor] = {}
         self._terms: list[torch.Tensor] = []
@@ -73,3 +71,8 @@ class CompressedIndexerAlignment:
         difference = wanted * (wanted.clamp_min(1e-30).log() - log_selected.masked_fill(~seen, 0.0))
         rows = (total > 0).sum().clamp_min(1)
         self._terms.append(difference.sum() / rows)
+
+
+def _selects(attention: nn.Module) -> bool:
+    compressor = getattr(attention, "compressor", None)
+    return isinstance(getattr(compressor, "indexer", None), nn.Module)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from porter.compressed_keys import compressed_bytes_per_token, window_bytes
 from porter.generation import generate
 from porter.kernels.dispatch import usage
 from porter.models.family import families
+from porter.models.port import port_source
 from porter.models.presets import shipped_directory
 from porter.models.proof import BOUND, PARTS
 from porter.models.rewrite import Mismatch
@@ -152,10 +157,7 @@ def test_a_wrong_rewrite_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch)
             "entries too early": (compressor, "AllEntriesForward", "(position_ids + 1)", "(position_ids + 2)"),
             "no sinks": (shared_kv_attention, "SharedKVForward", "self.sinks,", "self.sinks - 30.0,"),
         }[fault]
-        edited = _edited(module, kind, old, new)
-        monkeypatch.setattr(module, kind, edited)
-    from porter.models.port import port_source
-
+        monkeypatch.setattr(module, kind, _edited(module, kind, old, new))
     family = families()[FAMILY]
     source = port_source(DeepseekV4Config(), family.module, family.class_name, "cpu")
     assert f"DeepseekV4{name}" in source.near_misses
@@ -164,10 +166,6 @@ def test_a_wrong_rewrite_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch)
 
 def _edited(module: Any, kind: str, old: str, new: str) -> type[nn.Module]:
     """The class `kind` with `old` in its text replaced."""
-    import importlib.util
-    import inspect
-    import tempfile
-
     text = inspect.getsource(module)
     assert text.count(old) >= 1
     path = Path(tempfile.mkdtemp()) / "edited.py"
@@ -175,8 +173,6 @@ def _edited(module: Any, kind: str, old: str, new: str) -> type[nn.Module]:
     spec = importlib.util.spec_from_file_location("edited", path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules["edited"] = loaded
     spec.loader.exec_module(loaded)
     found: type[nn.Module] = getattr(loaded, kind)
@@ -273,7 +269,7 @@ def _bytes(values: Any) -> int:
     ids=["indexer", "compressor", "hyper-connection", "hash table"],
 )
 def test_a_planted_fault_is_found_by_name(
-    exported: Path, golden: Any, module: str, fault: Any, capsys: pytest.CaptureFixture[str]
+    exported: Path, golden: Any, module: str, fault: Any
 ) -> None:
     model = porter.load(exported)
     with torch.no_grad():
