@@ -25,7 +25,6 @@ PUBLISHED_BILLIONS = {
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
     "deepseek-v4-flash": 284,
-    "deepseek-v4-flash": 284,
     "deepseek-v3.2-exp": 671,
     "qwen1.5-moe-a2.7b": 14.3,
     "qwen2-57b-a14b": 57.41,
@@ -58,7 +57,6 @@ PUBLISHED_BILLIONS = {
     "qwen3.5-9b": 9,
     "qwen3.5-27b": 27,
     "qwen3.5-35b-a3b": 35,
-    "qwen3.5-397b-a17b": 397,
 }
 
 
