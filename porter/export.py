@@ -255,6 +255,7 @@ print(model.generate(AutoTokenizer.from_pretrained(".")("Once upon", return_tens
 
 Needs torch, transformers {transformers.__version__.rsplit(".", 1)[0]} and safetensors; porter is not needed. The
 kernels are compiled at first use by the C++ compiler of the machine; without one the reference Ops in plain torch
-run instead, and say so. Scheme: {port.scheme}. `upstream.diff` shows what differs from transformers' own file,
-`port.json` which Op runs on which provider with what evidence.
+run instead, and say so. Scheme: {port.scheme}, computing in {str(port.dtype).removeprefix("torch.")}.
+`upstream.diff` shows what differs from transformers' own file, `port.json` which Op runs on which provider with what
+evidence.
 """

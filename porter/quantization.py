@@ -38,7 +38,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         s.name: s
         for s in (
             Scheme("fp32", torch.float32, "float", "weights and activations in float32"),
-            Scheme("bf16", torch.bfloat16, "float", "weights and activations in bfloat16"),
+            Scheme("bf16", torch.bfloat16, "float", "weights in bfloat16; activations too, unless asked for float32"),
             Scheme("w8a16", torch.int8, "float", "int8 weights, one float32 scale per output row; float activations"),
             Scheme("w8a8", torch.int8, "int8", "int8 weights as w8a16; activations int8, one scale per token"),
         )

@@ -35,7 +35,8 @@ with torch.no_grad():
 tokens = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0].tolist()
 calls = [c for m in model.modules() for c in vars(m).values() if type(c).__name__ == "OpCall"]
 providers = sorted({provider for call in calls for provider in call.calls})
-print(json.dumps({"logits": logits, "tokens": tokens, "providers": providers}))
+dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})
+print(json.dumps({"logits": logits, "tokens": tokens, "providers": providers, "dtypes": dtypes}))
 """
 
 
@@ -109,6 +110,20 @@ def test_int8_reads_int8(scheme: str, model_type: str, random_checkpoint: Make, 
     # 8-bit rounding of each weight (and activation) row costs about 1/250 relative; a few layers add up.
     assert 1e-4 < error < 0.1
     assert port.plan.weight_bytes < 0.5 * 4 * port.plan.parameters
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_moe"])
+def test_bf16_weights_stay_so_without_porter(
+    model_type: str, random_checkpoint: Make, bare_site: Path, tmp_path: Path
+) -> None:
+    original = str(random_checkpoint(model_type))
+    port = porter.adapt(original, "cpu", scheme="bf16", dtype="fp32", output=tmp_path / "port")
+    with torch.no_grad():
+        expected = porter.load(tmp_path / "port")(torch.tensor([[5, 7, 11, 13, 17]])).logits[0, -1]
+    assert port.directory is not None
+    result = run_without_porter(port.directory, bare_site, tmp_path)
+    assert result["logits"] == expected.double().tolist()
+    assert result["dtypes"] == ["torch.bfloat16", "torch.float32"]
 
 
 def test_tied_embeddings_are_stored_once(random_checkpoint: Make, tmp_path: Path) -> None:
