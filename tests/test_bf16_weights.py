@@ -15,6 +15,7 @@ from porter.alignment.align import align
 from porter.checkpoint.reader import Checkpoint
 from porter.generation import generate
 from porter.golden.capture import capture
+from porter.kernels.cpu.provider import CpuProvider
 from porter.kernels.dispatch import usage
 from porter.models.proof import relative_error
 
@@ -170,3 +171,20 @@ def test_faults_below_bfloat16_are_found(fault: str, random_checkpoint: Make) ->
     report = align(golden, model)
     assert report.verdict == "drift"
     assert report.first_drift is not None and report.first_drift.module == f"model.layers.1.{FAULTS[fault]}"
+
+
+def test_kernels_refuse_other_mixtures() -> None:
+    """Only float32 activations over bfloat16 weights: the reference takes the rest."""
+    provider = CpuProvider()
+    x, weight = torch.ones(2, 8), torch.ones(4, 8)
+    index, routed = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    gate_up, down = torch.ones(1, 6, 8), torch.ones(1, 8, 3)
+    mixtures = ((x, weight.bfloat16(), None), (x, weight.bfloat16(), torch.ones(4)), (x.bfloat16(), weight, None))
+    mixtures += ((x, weight.half(), None), (x, weight.bfloat16(), torch.ones(4).bfloat16()))
+    linear, experts = (provider.implementation(name, "standard") for name in ("linear", "experts"))
+    assert linear is not None and experts is not None
+    assert [linear.accepts(*each) is None for each in mixtures] == [True, True, False, False, False]
+    narrow = gate_up.bfloat16(), down.bfloat16()
+    assert experts.accepts(x, index, routed, *narrow) is None
+    assert experts.accepts(x, index, routed, narrow[0], down)
+    assert experts.accepts(x.bfloat16(), index, routed, gate_up, down)
