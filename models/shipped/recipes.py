@@ -13,6 +13,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Qwen3VLConfig,
 )
 
 BYTES = 256
@@ -314,6 +315,53 @@ def tiny_qwen3_next() -> Recipe:
     return Recipe(config, tokens, None, tokens[2], tokens[0], steps=700, peak_learning_rate=4e-3)
 
 
+def tiny_qwen3_vl() -> Recipe:
+    """Qwen3-VL at toy width: a vision tower of 4 blocks whose features also enter two layers of the text model."""
+    tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "intermediate_size": 320,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 1024,
+            "initializer_range": 0.05,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": 258,
+            "pad_token_id": 256,
+        },
+        vision_config={
+            "depth": 4,
+            "hidden_size": 64,
+            "intermediate_size": 192,
+            "num_heads": 4,
+            "patch_size": 8,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 2],
+            "initializer_range": 0.05,
+        },
+        vision_start_token_id=259,
+        vision_end_token_id=260,
+        image_token_id=261,
+        video_token_id=262,
+        tie_word_embeddings=True,
+    )
+    return Recipe(config, (*tokens, "<|video_pad|>"), None, tokens[2], tokens[0], steps=2600, peak_learning_rate=3e-3)
+
+
 RECIPES = {
     "tiny-deepseek-v2": tiny_deepseek_v2,
     "tiny-deepseek-v3": tiny_deepseek_v3,
@@ -322,6 +370,7 @@ RECIPES = {
     "tiny-qwen3": tiny_qwen3,
     "tiny-qwen3-moe": tiny_qwen3_moe,
     "tiny-qwen3-next": tiny_qwen3_next,
+    "tiny-qwen3-vl": tiny_qwen3_vl,
 }
 
 
@@ -345,6 +394,6 @@ def byte_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         bos_token=recipe.bos_token,
         eos_token=recipe.eos_token,
         pad_token=recipe.pad_token,
-        model_max_length=recipe.config.max_position_embeddings,
+        model_max_length=recipe.config.get_text_config().max_position_embeddings,
         clean_up_tokenization_spaces=False,
     )
