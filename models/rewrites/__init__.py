@@ -23,6 +23,7 @@ from porter.models.rewrites.score_router import ScoreRouter
 from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.models.rewrites.shared_kv_attention import SharedKVAttention
 from porter.models.rewrites.sigmoid_router import SigmoidRouter
+from porter.models.rewrites.sink_attention import SinkAttention
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention
 from porter.models.rewrites.unweighted_norm import UnweightedRMSNorm
@@ -37,6 +38,7 @@ REWRITES: tuple[Rewrite, ...] = (
     FusedGatedMLP(),
     GatedDeltaNet(),
     GatedAttention(),
+    SinkAttention(),
     GroupedQueryAttention(),
     VisionAttention(),
     MultiHeadLatentAttention(),

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, DeepseekV4Config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DeepseekV4Config
 
 import porter
 from porter.adaptation import plan_port
 from porter.compressed_keys import compressed_bytes_per_token, window_bytes
 from porter.generation import generate
 from porter.kernels.dispatch import usage
-from porter.models.family import families
+from porter.models.family import families, family_of
 from porter.models.port import port_source
 from porter.models.presets import shipped_directory
 from porter.models.proof import BOUND, PARTS
@@ -105,6 +105,13 @@ class _Limited(nn.Module):
         limit = getattr(self, "ceiling", 7.0)
         up = self.up_proj(x).clamp(-limit, limit)
         return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=limit)) * up)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "granite_swa"])
+def test_other_models_with_sinks_are_carried(model_type: str) -> None:
+    source = family_of(model_type).port(CONFIG_MAPPING[model_type]())
+    variants = {c.candidate.rewrite: c.candidate.variant for c in source.classes}
+    assert variants["sink_attention"] == "half rope, sinks" and max(source.proof.errors.values()) < BOUND
 
 
 def test_a_limit_that_ordinary_inputs_do_not_reach_is_found_or_refused() -> None:
