@@ -25,8 +25,10 @@ MOST = {
     "n_routed_experts": 65_536,
     "num_experts": 65_536,
     "num_local_experts": 65_536,
+    "num_nextn_predict_layers": 64,
+    "hc_sinkhorn_iters": 65_536,
 }
-"""Counts of modules or names that are built one by one; far above any model."""
+"""Counts of modules or names that are built one by one, and of turns that are computed so; far above any model."""
 
 POSITIVE = (
     "hidden_size",
@@ -43,8 +45,27 @@ POSITIVE = (
     "n_routed_experts",
     "num_experts_per_tok",
     "decoder_sparse_step",
+    "linear_conv_kernel_dim",
+    "index_topk",
+    "index_n_heads",
+    "index_head_dim",
+    "hc_mult",
+    "hc_sinkhorn_iters",
+    "o_groups",
+    "o_lora_rank",
 )
-POSITIVE_OR_NULL = ("num_key_value_heads", "head_dim", "q_lora_rank", "sliding_window", "n_group", "topk_group")
+POSITIVE_OR_NULL = (
+    "num_key_value_heads",
+    "head_dim",
+    "q_lora_rank",
+    "sliding_window",
+    "n_group",
+    "topk_group",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+)
 NOT_NEGATIVE = (
     "first_k_dense_replace",
     "num_nextn_predict_layers",
@@ -65,6 +86,8 @@ FRACTIONS = {
     "routed_scaling_factor": (0.0, math.inf),
     "attention_dropout": (0.0, 1.0),
     "initializer_range": (0.0, math.inf),
+    "hc_eps": (0.0, 1.0),
+    "swiglu_limit": (1e-6, math.inf),
 }
 """Numbers with the bounds that they may not pass; infinity and NaN are never right."""
 
@@ -76,12 +99,29 @@ FAMILY_VALUES: Mapping[str, Mapping[str, object]] = {
 }
 """Fields that transformers ignores, with the one value that its code computes."""
 
+LAYER_KINDS: Mapping[str, frozenset[str]] = {
+    "deepseek_v32": frozenset({"indexed_attention"}),
+    "glm_moe_dsa": frozenset({"indexed_attention"}),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), frozenset({"linear_attention", "full_attention"})
+    ),
+}
+"""Types of layer that the code of a model type has; transformers lets `layer_types` name any that some model has, and
+makes caches by them."""
+
 Rule = tuple[tuple[str, ...], Callable[..., bool], str]
 RULES: tuple[Rule, ...] = (
     (("num_attention_heads", "num_key_value_heads"), lambda q, kv: q % kv == 0, "must be a multiple of {1} = {b}"),
     (("n_routed_experts", "n_group"), lambda experts, groups: experts % groups == 0, "must be a multiple of {1} = {b}"),
     (("n_routed_experts", "n_group"), lambda experts, n: experts >= 2 * n, "must be at least twice {1} = {b}"),
     (("topk_group", "n_group"), lambda chosen, groups: chosen <= groups, "must be at most {1} = {b}"),
+    (
+        ("linear_num_value_heads", "linear_num_key_heads"),
+        lambda values, keys: values % keys == 0,
+        "must be a multiple of {1} = {b}",
+    ),
+    (("index_head_dim", "qk_rope_head_dim"), lambda head, rope: head >= rope, "must be at least {1} = {b}"),
+    (("num_attention_heads", "o_groups"), lambda heads, groups: heads % groups == 0, "must be a multiple of {1} = {b}"),
     (("num_experts_per_tok", "n_routed_experts"), lambda k, experts: k <= experts, "must be at most {1} = {b}"),
     (
         ("num_experts_per_tok", "num_experts"),
@@ -135,7 +175,18 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise _wrong(where, "architectures", classes, "a list of class names, or null")
     _check_rope(fields, where)
+    _check_compress_rates(fields.get("compress_rates"), where)
     _check_nested(fields, where)
+
+
+def _check_compress_rates(rates: Any, where: str) -> None:
+    """Tokens to an entry of a compressed cache, by type of layer."""
+    if rates is None:
+        return
+    if not isinstance(rates, dict):
+        raise _wrong(where, "compress_rates", rates, "an object: type of layer to tokens of one entry")
+    for kind, rate in rates.items():
+        _check_integer(rate, f"compress_rates.{kind}", 1, SIZE_LIMIT, where)
 
 
 def _check_nested(fields: Mapping[str, Any], where: str) -> None:
@@ -168,9 +219,17 @@ def check_config(config: Any, where: str) -> None:
         _check_rope_lengths(config, where)
     _check_tokens_fit(config, where)
     _check_activation(config, where)
+    _check_layer_kinds(config, where)
     for name, value in FAMILY_VALUES.get(config.model_type, {}).items():
         if getattr(config, name, value) != value:
             raise _wrong(where, name, getattr(config, name), f"{value!r}, which is what transformers computes")
+
+
+def _check_layer_kinds(config: Any, where: str) -> None:
+    known = LAYER_KINDS.get(config.model_type)
+    for kind in getattr(config, "layer_types", None) or () if known else ():
+        if kind not in known:
+            raise PorterError(f"{where}: layer_types names {kind!r}; must be of {', '.join(sorted(known))}")
 
 
 def _wrong(where: str, name: str, value: Any, expected: str) -> PorterError:

@@ -32,6 +32,7 @@ TORCH_FROM_QUERIES = 16
 measured."""
 
 LAST_STRIDED = "the last dimension is not contiguous"
+NO_WINDOW = "the sliding window is less than one key"
 
 _pack_shape = Struct("8q").pack
 _pack_attention = Struct("13q").pack
@@ -177,6 +178,8 @@ def accepts_attention(
     (batch, heads, length, size), key_shape = query.shape, key.shape
     if key_shape[0] != batch or heads % key_shape[1] or key_shape[3] != size or value.shape[:3] != key_shape[:3]:
         return OTHER_SHAPE
+    if sliding_window is not None and sliding_window < 1:
+        return NO_WINDOW
     return _accepts_mask(attention_mask, batch, heads, length, key_shape[2])
 
 

@@ -85,7 +85,7 @@ def accepts_causal_conv1d(
             return OTHER_SHAPE
         if state.stride(2) != 1:
             return STRIDED
-    return None if hidden_states.numel() else EMPTY
+    return None if hidden_states.numel() and weight.numel() else EMPTY
 
 
 def delta_gates(library: KernelLibrary) -> DeltaGates:

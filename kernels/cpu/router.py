@@ -137,7 +137,7 @@ def accepts_grouped_sigmoid(
     experts = weight.shape[0]
     if experts < 2 * num_group:
         return "a group has fewer than two experts"
-    if experts % num_group or bias.numel() != experts or not 0 < topk_group <= num_group:
+    if num_group < 1 or experts % num_group or bias.numel() != experts or not 0 < topk_group <= num_group:
         return OTHER_SHAPE
     return accepts_router(hidden, weight, top_k, renormalize)
 

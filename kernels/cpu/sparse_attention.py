@@ -84,7 +84,10 @@ def sparse_mla_attention(library: KernelLibrary) -> SparseMlaAttention:
         keys, size = latent.shape[2:]
         value_size = kv_b_weight.shape[0] // heads - nope
         out = torch.empty((batch, length, heads, value_size), dtype=query_nope.dtype)
-        chosen = indices.to(torch.int32).contiguous()
+        if indices.numel() and (last := int(indices.max())) >= keys:
+            raise IndexError(f"key {last} is selected of a cache of {keys}")
+        # Any negative index leaves its place empty, and one below int32 must not come out as a key.
+        chosen = indices.clamp_min(-1).to(torch.int32).contiguous()
         shape = _pack_shape(
             batch, heads, length, nope, query_rope.shape[3], keys, size, value_size, indices.shape[2]
         )

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import DeepseekV3Config, Qwen2Config, Qwen3Config
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV4Config,
+    DeepseekV32Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 
 from porter.errors import PorterError
 from porter.models.config_rules import check_config, check_fields
@@ -36,6 +43,45 @@ CONTRADICTIONS = [
 def test_contradictions_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(PorterError, match=f"x/config.json: {words}"):
         check_config(DeepseekV3Config(**changes), "x/config.json")
+
+
+WRONG_FIELDS = [
+    ({"index_topk": 0}, "index_topk is 0; must be at least 1"),
+    ({"index_topk": -3}, "index_topk is -3; must be at least 1"),
+    ({"linear_num_key_heads": 0}, "linear_num_key_heads is 0; must be at least 1"),
+    ({"linear_key_head_dim": -1}, "linear_key_head_dim is -1; must be at least 1"),
+    ({"linear_value_head_dim": 10**12}, "linear_value_head_dim is 1000000000000; must be at most 2147483647"),
+    ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0; must be at least 1"),
+    ({"hc_mult": 0}, "hc_mult is 0; must be at least 1"),
+    ({"hc_sinkhorn_iters": 10**9}, "hc_sinkhorn_iters is 1000000000; must be at most 65536"),
+    ({"hc_eps": -1.0}, "hc_eps is -1.0; must be a number from 0 to 1"),
+    ({"swiglu_limit": -1.0}, "swiglu_limit is -1.0; must be a number from"),
+    ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers is 1000000; must be at most 64"),
+    ({"compress_rates": 7}, "compress_rates is 7; must be an object"),
+    ({"compress_rates": {"a": 0}}, "compress_rates.a is 0; must be at least 1"),
+    ({"compress_rates": {"a": None}}, "compress_rates.a is None; must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG_FIELDS)
+def test_fields_of_sparse_linear_and_compressed_attention(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(PorterError, match=f"x: {words}"):
+        check_fields(fields, "x")
+
+
+def test_heads_of_linear_attention_and_of_indexers_fit_each_other() -> None:
+    with pytest.raises(PorterError, match="linear_num_value_heads is 33; must be a multiple of linear_num_key_heads"):
+        check_config(Qwen3NextConfig(linear_num_value_heads=33), "x/config.json")
+    with pytest.raises(PorterError, match="num_attention_heads is 64; must be a multiple of o_groups = 3"):
+        check_config(DeepseekV4Config(o_groups=3), "x/config.json")
+    with pytest.raises(PorterError, match="index_head_dim is 8; must be at least qk_rope_head_dim = 64"):
+        check_config(DeepseekV32Config(index_head_dim=8), "x/config.json")
+
+
+def test_layers_of_a_type_that_the_model_has_no_code_for() -> None:
+    kinds = ["indexed_attention", "full_attention"]
+    with pytest.raises(PorterError, match="layer_types names 'full_attention'; must be of indexed_attention"):
+        check_config(DeepseekV32Config(num_hidden_layers=2, layer_types=kinds), "x/config.json")
 
 
 def test_heads_must_divide() -> None:

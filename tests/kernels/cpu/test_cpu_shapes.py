@@ -65,6 +65,7 @@ FITTING: dict[tuple[str, str], tuple[Any, ...]] = {
         floats(2, 4, 3, 6), floats(2, 4, 3, 2), floats(2, 1, 5, 7), floats(2, 1, 5, 2), floats(4 * 9, 7),
         INDEX.expand(2, 3, 2), MASK, 0.3,
     ),
+    ("causal_conv1d", "silu"): (floats(2, 3, 8), floats(8, 4), None, floats(2, 8, 4)),
     ("router", "softmax"): (floats(3, 8), floats(4, 8), 2, True),
     ("router", "grouped_softmax"): (floats(3, 8), floats(8, 8), 2, 2, 1, 2.5),
     ("router", "grouped_sigmoid"): (floats(3, 8), floats(8, 8), floats(8), 2, 2, 1, True, 2.5),
@@ -84,17 +85,22 @@ MISFITS: dict[tuple[str, str], dict[int, tuple[Any, ...]]] = {
     },
     ("rope", "complex"): {
         1: (floats(1, 1, 3, 8), floats(2, 1, 4, 8), floats(2, 1, 3, 6)),
-        2: tuple(floats(*shape).to(torch.complex64) for shape in ((1, 2, 4), (3, 3, 4), (1, 3, 5), (2, 1, 3, 4)))
-        + (floats(1, 3, 4), floats(1, 3, 4).to(torch.complex128)),
+        2: (
+            *(floats(*shape).to(torch.complex64) for shape in ((1, 2, 4), (3, 3, 4), (1, 3, 5), (2, 1, 3, 4))),
+            floats(1, 3, 4),
+            floats(1, 3, 4).to(torch.complex128),
+        ),
     },
     ("linear", "standard"): {0: (floats(3, 9), floats(3, 4)), 2: (floats(4), floats(1))},
     ("linear", "w8a16"): {0: (floats(3, 9),), 2: (floats(1), floats(4)), 3: (floats(1),)},
     ("linear", "w8a8"): {0: (floats(3, 7),), 2: (floats(8),)},
+    ("causal_conv1d", "silu"): {1: (floats(8, 0), floats(7, 4)), 3: (floats(2, 8, 3), floats(1, 8, 4))},
     ("attention", "gqa"): {
         0: (floats(3, 4, 3, 8), floats(2, 3, 3, 8), floats(2, 4, 3, 6)),
         1: (floats(1, 2, 5, 8), floats(2, 2, 4, 8), floats(2, 4, 5, 8)),
         2: (floats(1, 2, 5, 6), floats(2, 1, 5, 6)),
         3: (MASK.expand(3, 1, 3, 5), MASK.expand(1, 2, 3, 5), MASK[..., :4], MASK[0]),
+        5: (0, -1),
     },
     ("mla_attention", "absorbed"): {
         1: (floats(2, 4, 2, 2), floats(2, 3, 3, 2), floats(2, 4, 3, 4)),
@@ -137,6 +143,22 @@ def test_shapes_that_do_not_fit_are_refused(provider: CpuProvider, key: tuple[st
         for replacement in replacements:
             changed = (*arguments[:position], replacement, *arguments[position + 1 :])
             assert kernel.accepts(*changed), (position, getattr(replacement, "shape", replacement))
+
+
+@pytest.mark.parametrize("index", [5, 2**31 - 1, 2**32 + 1])
+def test_selected_keys_that_the_cache_does_not_have(provider: CpuProvider, index: int) -> None:
+    arguments = FITTING["sparse_mla_attention", "absorbed"]
+    kernel = provider.implementation("sparse_mla_attention", "absorbed")
+    assert kernel is not None
+    with pytest.raises(IndexError, match=f"key {index} is selected of a cache of 5"):
+        kernel.call(*arguments[:5], torch.full((2, 3, 2), index), *arguments[6:])
+
+
+def test_any_negative_index_selects_no_key(provider: CpuProvider) -> None:
+    arguments = FITTING["sparse_mla_attention", "absorbed"]
+    kernel = provider.implementation("sparse_mla_attention", "absorbed")
+    assert kernel is not None
+    assert not kernel.call(*arguments[:5], torch.full((2, 3, 2), -(2**63)), *arguments[6:]).any()
 
 
 @pytest.mark.parametrize("key", [("rms_norm", "standard"), ("linear", "standard"), ("linear", "w8a8")], ids="-".join)
