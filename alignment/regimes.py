@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from porter.alignment.calls import new_cache
 from porter.alignment.model_call import called
+from porter.models.cache_argument import CACHE_NAMES, cache_keyword
 
 LONGEST = 4097
 """One past 4096, the largest power of two that a sweep asks for."""
@@ -21,7 +22,6 @@ CHUNKS = 3
 DECODED = 2
 """Decode steps at the end of a sequence: the second reads what the first wrote."""
 
-CACHE_NAMES = ("cache", "past_key_values")
 SEED = 20
 
 Step = dict[str, Tensor]
@@ -199,7 +199,7 @@ def run_steps(model: nn.Module, calls: Sequence[Step]) -> None:
     parameter = next(model.parameters())
     extra: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if len(calls) > 1:
-        name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
+        name = cache_keyword(type(model)) or CACHE_NAMES[0]
         extra = {name: new_cache(getattr(model, "config", None)), "use_cache": True}
     with torch.no_grad():
         for step in calls:

@@ -19,8 +19,7 @@ from porter.golden.recorder import attached, header
 from porter.golden.store import Golden
 from porter.golden.weights import StoreWeights, write_weights
 from porter.golden.writer import Writer
-
-_CACHE_NAMES = ("cache", "past_key_values")
+from porter.models.cache_argument import cache_keyword, makes_its_own_cache
 
 Progress = Callable[[int, int], None]
 
@@ -181,12 +180,10 @@ def _cache_name(model: nn.Module, new_tokens: int) -> str | None:
     """The name of the model's cache argument; PorterError if generation needs one and the model has none."""
     if new_tokens < 0:
         raise PorterError(f"new_tokens is {new_tokens}, expected 0 or more")
-    parameters = inspect.signature(model.forward).parameters
-    name = next((name for name in _CACHE_NAMES if name in parameters), None)
+    name = cache_keyword(type(model)) or None
     if new_tokens > 1 and name is None:
         raise PorterError(f"{type(model).__name__}.forward takes no cache: it can be captured with new_tokens=0 only")
-    supports = getattr(model, "_supports_default_dynamic_cache", None)
-    if new_tokens > 1 and supports is not None and not supports():
+    if new_tokens > 1 and makes_its_own_cache(model):
         raise PorterError(f"{type(model).__name__} has a cache of its own: it can be captured with new_tokens=0 only")
     return name
 

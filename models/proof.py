@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import using_reference
+from porter.models.cache_argument import cache_keyword
 from porter.models.images import forget_positions, image_prompt, reads_image_grids
 from porter.precision import float64_mode
 
@@ -128,15 +128,23 @@ def record_calls(source: nn.Module) -> dict[str, Call]:
     handles = [m.register_forward_hook(hook(n), with_kwargs=True) for n, m in source.named_modules() if n]
     try:
         with _exact(source):
-            if reads_image_grids(source):
-                prompt = image_prompt(source)
-                source(prompt.input_ids, use_cache=False, **prompt.keywords)
-            else:
-                source(random_tokens(source), use_cache=False)
+            _first_prefill(source)
     finally:
         for handle in handles:
             handle.remove()
     return calls
+
+
+def _first_prefill(source: nn.Module) -> None:
+    """On images where `source` reads them as Qwen's models do; else, or where it fails on these, on text alone."""
+    if reads_image_grids(source):
+        prompt = image_prompt(source)
+        try:
+            source(prompt.input_ids, use_cache=False, **prompt.keywords)
+            return
+        except CANNOT_RUN:
+            forget_positions(source)  # the parts with images are skipped with the same reason, see prove_model
+    source(random_tokens(source), use_cache=False)
 
 
 def module_error(ported: nn.Module, call: Call) -> float:
@@ -240,18 +248,13 @@ def _fed(
 ) -> torch.Tensor:
     """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache, and `images` with
     the first."""
-    keyword = cache_keyword(model)
+    keyword = cache_keyword(type(model))
     cache, logits = None, []
     for piece in ids.split(sizes, dim=1):
         output = model(piece, use_cache=True, **(images if cache is None else {keyword: cache}))
         cache = getattr(output, keyword)
         logits.append(output.logits)
     return torch.cat(logits[1:], dim=1)
-
-
-def cache_keyword(model: nn.Module) -> str:
-    """What the model's forward calls its cache: `cache` in transformers 5, `past_key_values` in code written before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _first_line(error: Exception) -> str:

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 from porter.kernels.cpu.layout import threads_for
 from porter.kernels.cpu.program import Program
+from porter.models.cache_argument import cache_keyword
 from porter.step_recorder import NotRecordable, StepRecorder, kernel_library
 
 
@@ -99,19 +100,15 @@ class DecodeProgram:
 
 def model_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [batch, 1, vocabulary] of the last of `tokens` [batch, length], through the model."""
-    keyword, last_only = cache_keywords(type(model))
-    kept = {"logits_to_keep": 1} if last_only else {}
-    logits: torch.Tensor = model(tokens, **{keyword: cache}, use_cache=True, **kept).logits
+    kept = {"logits_to_keep": 1} if _gives_last_logits(type(model)) else {}
+    logits: torch.Tensor = model(tokens, **{cache_keyword(type(model)): cache}, use_cache=True, **kept).logits
     return logits[:, -1:]
 
 
 @functools.cache
-def cache_keywords(kind: Any) -> tuple[str, bool]:
-    """What a model class calls its cache (empty where it takes none), and whether it can be asked for the last logits
-    alone."""
-    parameters = inspect.signature(kind.forward).parameters
-    name = next((name for name in ("cache", "past_key_values") if name in parameters), "")
-    return name, "logits_to_keep" in parameters
+def _gives_last_logits(kind: Any) -> bool:
+    """Whether a model class can be asked for the last logits alone."""
+    return "logits_to_keep" in inspect.signature(kind.forward).parameters
 
 
 def record_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> tuple[DecodeProgram | str, torch.Tensor]:

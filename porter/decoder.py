@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from porter.decode_program import DecodeProgram, cache_keywords, checked_step, model_step, record_step
+from porter.decode_program import DecodeProgram, checked_step, model_step, record_step
+from porter.models.cache_argument import cache_keyword
 
 RECORDING_PAYS_FROM = 8
 """Decode steps from which recording one and checking another is worth the time. An estimate, not measured."""
@@ -50,7 +51,7 @@ class Decoder:
         return logits
 
     def _without_cache(self, tokens: torch.Tensor) -> torch.Tensor:
-        keyword, _ = cache_keywords(type(self.model))
+        keyword = cache_keyword(type(self.model))
         if not keyword:
             self._own = tokens if self._own is None else torch.cat([self._own, tokens], dim=1)
             return self.model(self._own).logits[:, -1:]  # type: ignore[no-any-return]

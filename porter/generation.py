@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from porter.decode_program import cache_keywords
 from porter.decoder import Decoder, Way
 from porter.errors import PorterError, Refusal
 from porter.kernels.dispatch import OpCall
 from porter.kv_cache import cache_for
 from porter.models.auto_class import text_config
+from porter.models.cache_argument import cache_keyword, makes_its_own_cache
 from porter.models.images import forget_positions
 from porter.tokenization import check_vocabulary
 
@@ -69,8 +69,7 @@ def check_prompt(model: nn.Module, input_ids: torch.Tensor, new_tokens: int) -> 
 
 def takes_caches(model: nn.Module) -> bool:
     """Whether `model` decodes over a cache that it is given; others make one of their own kind, or have none."""
-    supports = getattr(model, "_supports_default_dynamic_cache", None)
-    return bool(cache_keywords(type(model))[0]) and (supports is None or bool(supports()))
+    return bool(cache_keyword(type(model))) and not makes_its_own_cache(model)
 
 
 # The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from porter.models.cache_argument import CACHE_NAMES
 
 INTERFACES = "ALL_ATTENTION_FUNCTIONS"
 HOOKS = (
@@ -90,7 +93,7 @@ def rebind_forward(module: nn.Module, function: Callable[..., Any]) -> None:
 
     @functools.wraps(function)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for given, wanted in (("past_key_values", "cache"), ("cache", "past_key_values")):
+        for given, wanted in itertools.permutations(CACHE_NAMES):
             if given in kwargs and given not in accepted and wanted in accepted:
                 kwargs[wanted] = kwargs.pop(given)
         return function(self, *args, **kwargs)

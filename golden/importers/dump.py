@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from porter.errors import PorterError
+from porter.models.cache_argument import CACHE_NAMES
 
-CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
+CACHES = (*CACHE_NAMES, "past_key_value")
 """What transformers' modules call the argument that is a key-value cache."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from porter.errors import PorterError
 from porter.golden.importers.dump import (
     CACHE,
-    CACHE_NAMES,
+    CACHES,
     Call,
     Dump,
     Held,
@@ -173,7 +173,7 @@ class _Parsed:
     def _call(self, match: re.Match[str], entry: dict[str, Any]) -> Call:
         kwargs = {name: self._value(value) for name, value in _fields(entry, "input_kwargs", dict).items()}
         # A cache is written as null. One that is empty does what none does, so null may always be taken for a cache.
-        kwargs |= {name: CACHE for name in CACHE_NAMES if name in kwargs and kwargs[name] is None}
+        kwargs |= {name: CACHE for name in CACHES if name in kwargs and kwargs[name] is None}
         output = [self._value(value) for value in _fields(entry, "output", list)]
         return Call(
             match["module"],

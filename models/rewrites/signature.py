@@ -8,13 +8,14 @@ import textwrap
 
 from torch import nn
 
+from porter.models.cache_argument import CACHE_NAMES
 from porter.models.rewrite import Adopted, Mismatch
 
 STANDARD = ("position_embeddings", "attention_mask", "cache")
 POSITIONS = ("position_embeddings", "freqs_cis", "rotary", "rotary_emb", "rope", "freqs", "cos_sin")
 COSINES = (("cos", "sin"), ("rotary_cos", "rotary_sin"), ("cosine", "sine"))
 MASKS = ("attention_mask", "mask", "attn_mask", "causal_mask")
-CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "kv_cache")
+CACHES = (*CACHE_NAMES, "past_key_value", "layer_past", "kv_cache")
 
 
 def adopted(module: nn.Module) -> Adopted | Mismatch | None:
