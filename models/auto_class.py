@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from porter.checkpoint.reader import CONFIG_LIMIT
 from porter.checkpoint.strict_json import read_object
 
 CAUSAL = "AutoModelForCausalLM"
@@ -44,10 +45,14 @@ def auto_class(model_type: str) -> Any:
     return getattr(transformers, auto_class_name(model_type))
 
 
+def config_fields(directory: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's config.json; PorterError where there is no such file or it holds no JSON object."""
+    return read_object(directory / "config.json", "save the model again", CONFIG_LIMIT, constants=True)
+
+
 def model_type_of(directory: Path) -> str:
-    """`model_type` of a checkpoint's config.json; PorterError where there is no such file."""
-    fields = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True)
-    return str(fields.get("model_type"))
+    """`model_type` of a checkpoint's config.json; PorterError as `config_fields`."""
+    return str(config_fields(directory).get("model_type"))
 
 
 def text_config(config: Any) -> Any:

@@ -10,12 +10,11 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
+from porter.models.auto_class import CAUSAL, config_fields
 from porter.models.family import Family, families, family_of
 from porter.models.generated import own_package
 
-AUTO_CLASS = "AutoModelForCausalLM"
 RELATIVE_IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 CONSENT = "pass --trust-remote-code to run it"
 SPECIAL = "defined by the checkpoint's own code, matched by structure alone"
@@ -25,7 +24,7 @@ def own_classes(directory: Path | None) -> dict[str, str]:
     """The auto_map of a checkpoint's config.json: auto class -> module.Class of the checkpoint's own code."""
     if directory is None or not (directory / "config.json").is_file():
         return {}
-    mapping = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True).get("auto_map")
+    mapping = config_fields(directory).get("auto_map")
     return {str(k): str(v) for k, v in mapping.items() if isinstance(v, str)} if isinstance(mapping, dict) else {}
 
 
@@ -34,7 +33,7 @@ def family_of_checkpoint(config: Any, directory: Path | None, where: str, truste
 
     Raises PorterError for a type that neither transformers nor trusted code defines, and for code that does not import.
     """
-    reference = own_classes(directory).get(AUTO_CLASS)
+    reference = own_classes(directory).get(CAUSAL)
     if reference is None or directory is None or config.model_type in families():
         return family_of(config.model_type, where)
     if not trusted:
@@ -51,7 +50,7 @@ def _imported(directory: Path, reference: str) -> Any:
     except Exception as error:  # the checkpoint's code may raise anything while it is imported
         reason = " ".join(str(error).split())[:300]
         raise PorterError(
-            f"{directory}: its {AUTO_CLASS} {reference} cannot be imported ({type(error).__name__}: {reason})"
+            f"{directory}: its {CAUSAL} {reference} cannot be imported ({type(error).__name__}: {reason})"
         ) from error
 
 

@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
 
+from porter.checkpoint.reader import CONFIG_LIMIT
 from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
 from porter.models.config_rules import check_config, check_fields
@@ -26,9 +27,6 @@ from porter.models.family import families
 
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = Path(__file__).parent / "shipped"
-JSON_LIMIT = 16_000_000
-"""Bytes of a config.json or generation_config.json; released ones have a few thousand."""
-
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -97,8 +95,9 @@ def shipped_directory(name: str) -> Path | None:
 def resolve(model: str, trust_remote_code: bool = False) -> ModelReference:
     """What `model` names, in this order: shipped checkpoint, preset, local directory, downloaded Hub id.
 
-    Never reaches the network, and runs a checkpoint's own configuration code only with `trust_remote_code`. A directory called like a preset is meant by
-    writing it as a path (`./qwen3-8b`). Raises PorterError saying what is wrong and what to do.
+    Never reaches the network, and runs a checkpoint's own configuration code only with `trust_remote_code`. A directory
+    called like a preset is meant by writing it as a path (`./qwen3-8b`). Raises PorterError saying what is wrong and
+    what to do.
     """
     if not model:
         raise PorterError(_unknown(model))
@@ -124,7 +123,7 @@ def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedC
     file = directory / "config.json"
     if not file.is_file():
         raise PorterError(f"{directory}: no config.json; MODEL is a directory that save_pretrained or the Hub laid out")
-    fields = read_object(file, "save it again with save_pretrained", JSON_LIMIT, constants=True)
+    fields = read_object(file, "save it again with save_pretrained", CONFIG_LIMIT, constants=True)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise PorterError(f'{file}: no `model_type`; add the family\'s name, for example "model_type": "qwen3"')
@@ -155,7 +154,7 @@ def _check_generation_config(directory: Path) -> None:
     file = directory / "generation_config.json"
     if not file.exists():
         return
-    check_fields(read_object(file, "correct it or remove it", JSON_LIMIT, constants=True), str(file))
+    check_fields(read_object(file, "correct it or remove it", CONFIG_LIMIT, constants=True), str(file))
     try:
         GenerationConfig.from_pretrained(directory, local_files_only=True).validate()
     except Exception as error:  # as above

@@ -71,8 +71,13 @@ class ContiguousLayer(CacheLayerMixin):
         return self.max_length
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens."""
-        self.length -= abs(tokens_to_remove)
+        """Forget the last `-tokens_to_remove` tokens: as in transformers, the number is negative.
+
+        Raises ValueError for a positive one, which older versions took for the length that is left.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to forget as a negative one")
+        self.length += tokens_to_remove
 
     def reset(self) -> None:
         """Forget every token; the buffers stay."""

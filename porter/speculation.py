@@ -59,7 +59,7 @@ class Drafter:
             hidden_states = self._predict(following, hidden_states)[:, -1:]
             following = self._greedy(self.model.get_output_embeddings()(hidden_states[:, 0]))[:, None]
             drafted.append(following)
-        states.crop(states.get_seq_length() - known)
+        states.crop(known - states.get_seq_length())
         return torch.cat(drafted, dim=1)
 
     def _predict(self, following: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -181,4 +181,4 @@ class _Steps:
     def _forget(self, tokens: int) -> None:
         layers: list[Any] = list(self.cache.layers[: self.drafter.number])
         for layer in layers:
-            layer.crop(tokens)
+            layer.crop(-tokens)

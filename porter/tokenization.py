@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
-from porter.models.auto_class import text_config
+from porter.models.auto_class import model_type_of, text_config
 
 
 def tokenizer_of(directory: str | Path) -> Any:
@@ -37,10 +36,8 @@ def _without_own_code(directory: Path) -> dict[str, Any]:
 
     if not (directory / "config.json").is_file():
         return {}
-    model_type = read_object(directory / "config.json", "save the model again", 16_000_000, constants=True).get(
-        "model_type"
-    )
-    return {} if model_type in CONFIG_MAPPING else {"config": PreTrainedConfig(), "trust_remote_code": False}
+    known = model_type_of(directory) in CONFIG_MAPPING
+    return {} if known else {"config": PreTrainedConfig(), "trust_remote_code": False}
 
 
 def encode(tokenizer: Any, text: str) -> torch.Tensor:

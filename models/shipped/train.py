@@ -1,4 +1,4 @@
-"""Trains the two checkpoints that porter ships: `python models/shipped/train.py tiny-qwen3`.
+"""Trains the language models that porter ships: `python models/shipped/train.py tiny-qwen3`.
 
 They are byte-level language models of released architectures at toy width, trained on the novel in `text/`, so that
 an alignment, an evaluation or a first try has weights that mean something without a download. A run is on one thread,

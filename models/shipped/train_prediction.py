@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from porter.models.prediction_proof import in_checkpoint
 from porter.models.shipped.train import HERE, ExpertBalance, learning_rate, read_text, windows
 
 BASE, NAME = "tiny-deepseek-v3", "tiny-deepseek-v3-mtp"
@@ -98,7 +99,7 @@ def layer_state(mtp: Any, prefix: str) -> dict[str, torch.Tensor]:
     """The layer's tensors under the names and in the dtypes of DeepSeek's checkpoints, and its experts one by one."""
     state: dict[str, torch.Tensor] = {}
     for name, tensor in mtp.layers[0].state_dict().items():
-        name = name.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        name = in_checkpoint(name)
         exact = name.startswith("mlp.gate.")
         tensor = tensor.detach() if exact else tensor.detach().to(torch.bfloat16)
         if tensor.dim() < 3:
