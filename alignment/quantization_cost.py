@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from porter.alignment.replay import Replayer
 
 INT8_LEVELS = 127.0
+QUANTIZING = ("w8a8", "clamped_w8a8")
+"""Variants of Ops that quantize their activations."""
 # Codes on both sides of a tie: the port rounds activations that carry its own rounding.
 EXPERT_SLACK = 1.5
 # Where an expert's own arithmetic is unknown, what its second projection costs is guessed from the first.
@@ -27,7 +29,7 @@ UNKNOWN_SLACK = 3.0
 
 def quantizes_activations(module: nn.Module) -> Literal["linear", "experts"] | None:
     """Which of the module's own Ops quantize their activations (scheme w8a8), if any."""
-    own = {call.name for site, call in op_calls(module) if "." not in site and call.variant == "w8a8"}
+    own = {call.name for site, call in op_calls(module) if "." not in site and call.variant in QUANTIZING}
     return "linear" if "linear" in own else "experts" if "experts" in own else None
 
 
@@ -83,10 +85,18 @@ def _experts_cost(experts: Any, call: Call) -> float:
         gate_up, down = experts.gate_up_proj[expert].double(), experts.down_proj[expert].double()
         factor = weights[token, place, None]
         for total, seen in ((plain, lambda tensor: tensor), (quantized, rounded_per_token)):
-            gate, up = (seen(hidden[token]) @ gate_up.T).chunk(2, dim=-1)
-            total.index_add_(0, token, factor * (seen(experts.act_fn(gate) * up) @ down.T))
+            active = _gated(experts, seen(hidden[token]) @ gate_up.T)
+            total.index_add_(0, token, factor * (seen(active) @ down.T))
     size = float(plain.norm())
     return float((quantized - plain).norm()) / size if size else 0.0
+
+
+def _gated(experts: Any, gate_up: Tensor) -> Tensor:
+    """The gated activation [T, I] of gate_up [T, 2I], by the experts' own method where they clamp it."""
+    if hasattr(experts, "_apply_gate"):
+        return experts._apply_gate(gate_up)  # type: ignore[no-any-return]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return experts.act_fn(gate) * up  # type: ignore[no-any-return]
 
 
 def round_first(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -291,5 +291,10 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return porter.capture(original, words(80), path=str(tmp_path_factory.mktemp("golden") / "golden"), new_tokens=2)
 
 
+def test_int8_activations_of_clamped_experts_cost_what_they_must(golden: Any, tmp_path: Path) -> None:
+    porter.adapt(NAME, scheme="w8a8", output=tmp_path / "port")
+    assert porter.align(golden, tmp_path / "port").verdict == "aligned"
+
+
 def test_the_port_is_aligned(exported: Path, golden: Any) -> None:
     assert porter.align(golden, porter.load(exported)).verdict == "aligned"
