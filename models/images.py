@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.models.reduce_vision import SPECIAL
+
 GRIDS = (((1, 4, 6),), ((1, 4, 4), (1, 2, 4)))
 """Rows of a batch with the grids of their images: one image, and two of other sizes."""
+PATCH_FIELDS = ("in_channels", "patch_size", "temporal_patch_size", "spatial_merge_size")
 TEXT_BEFORE, TEXT_BETWEEN, LENGTH = 5, 1, 19
 
 
@@ -32,8 +35,10 @@ class ImagePrompt:
 
 
 def reads_image_grids(model: nn.Module) -> bool:
-    """Whether the model's forward takes images as patches and grids."""
-    return "image_grid_thw" in inspect.signature(model.forward).parameters
+    """Whether the model's forward takes images as patches and grids, of sizes that its config states as Qwen's do."""
+    vision = getattr(model.config, "vision_config", None)
+    stated = all(isinstance(getattr(vision, name, None), int) for name in PATCH_FIELDS)
+    return stated and "image_grid_thw" in inspect.signature(model.forward).parameters
 
 
 def forget_positions(model: nn.Module) -> None:
@@ -50,7 +55,7 @@ def image_prompt(model: Any) -> ImagePrompt:
     """A batch of two prompts, the first with one image, the second with two of other sizes; the same every time."""
     config, generator = model.config, torch.Generator().manual_seed(2)
     vision, merged = config.vision_config, config.vision_config.spatial_merge_size**2
-    special = (config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id)
+    special = {getattr(config, name, None) for name in SPECIAL}
     text = torch.tensor([i for i in range(config.get_text_config().vocab_size) if i not in special])
     ids = text[torch.randint(len(text), (len(GRIDS), LENGTH), generator=generator)]
     head = 0

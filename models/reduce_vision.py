@@ -39,6 +39,8 @@ def reduced_vision(config: Any, text: Any) -> Any:
     vision = data["vision_config"]
     vision.update({name: value for name, value in REDUCED_VISION.items() if name in vision})
     vision["depth"] = BLOCKS
+    if "embed_dim" in vision:  # Qwen2-VL, whose hidden_size is that of the text model
+        vision["hidden_size"] = text.hidden_size
     if "out_hidden_size" in vision:
         vision["out_hidden_size"] = text.hidden_size
     if "deepstack_visual_indexes" in vision:
