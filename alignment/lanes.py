@@ -204,7 +204,7 @@ def _is_recurrent(module: nn.Module) -> bool:
 def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Module]:
     """Forced children that have children of their own: their weights are not needed, so they keep their precision.
 
-    Not so the embedding of tokens, which a model may call itself though it lies within a child (vision-language models).
+    Not so the embedding of tokens, which a model may call itself though it lies within a child (vision and language).
     """
     found = [module.get_submodule(name) for name in forced]
     embeddings = _input_embeddings(module)
