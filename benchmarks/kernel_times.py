@@ -126,9 +126,7 @@ def prefill(provider: CpuProvider, timer: Timer) -> None:
         show(f"linear {m}x{n}x{k} int8", rows, "GFLOP/s")
 
 
-def _prefill_float(
-    provider: CpuProvider, timer: Timer, m: int, n: int, k: int, dtype: torch.dtype, code: int
-) -> None:
+def _prefill_float(provider: CpuProvider, timer: Timer, m: int, n: int, k: int, dtype: torch.dtype, code: int) -> None:
     x, w, out = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.empty(m, n, dtype=dtype)
     pointers = out.data_ptr(), x.data_ptr(), w.data_ptr(), None, None
     blocked = partial(provider.library.linear, *pointers, m, n, k, k, k, 0, code, code, torch.get_num_threads())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+import porter
 from porter.alignment.calls import Call
 from porter.alignment.quantization_cost import _experts_cost
 from porter.kernels.registry import default_registry
+from porter.models.presets import shipped_directory
 
 
 def test_the_cost_is_the_error_of_the_op_on_weights_that_int8_holds_exactly() -> None:
@@ -30,8 +34,10 @@ def test_the_cost_is_the_error_of_the_op_on_weights_that_int8_holds_exactly() ->
     )
     op = default_registry().op("experts", "w8a8")
     quantized = op.oracle(hidden, index, weights, gate_up, scales[0], down, scales[1])
-    plain = default_registry().op("experts", "standard").oracle(
-        hidden, index, weights, source.gate_up_proj, source.down_proj
+    plain = (
+        default_registry()
+        .op("experts", "standard")
+        .oracle(hidden, index, weights, source.gate_up_proj, source.down_proj)
     )
     expected = float((quantized - plain).norm() / plain.norm())
     cost = _experts_cost(source, Call(0, 0, (hidden, index, weights), {}, None))
@@ -44,3 +50,16 @@ def test_experts_of_other_devices_add_nothing() -> None:
     )
     index = torch.tensor([[2], [7]])
     assert _experts_cost(source, Call(0, 0, (torch.ones(2, 3), index, torch.ones(2, 1)), {}, None)) == 0.0
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w8a8"])
+def test_an_int8_port_is_compared_whole_with_a_bfloat16_golden(scheme: str, tmp_path: Path) -> None:
+    """The source takes the dequantized weights, which are float32, into a replay in bfloat16."""
+    directory = shipped_directory("tiny-qwen3")
+    assert directory is not None
+    source = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    golden = porter.capture(source, [[65, 110, 110, 101, 32]], tmp_path / "golden", new_tokens=2)
+    port = porter.adapt(directory, scheme=scheme, output=tmp_path / "port")
+    report = porter.align(golden, port.directory, resumption=None)
+    assert report.verdict == "aligned"
+    assert not [each for each in report.coverage.skipped if "replayed" in each.why]

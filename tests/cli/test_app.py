@@ -31,8 +31,11 @@ def answer(number: int, fail: str = "", json_output: JsonOption = False) -> None
         raise KeyboardInterrupt
     if fail:
         raise errors[fail]
-    emit({"number": number, "lost": float("nan"), "nested": [float("inf"), {"ok": 1.5}]}, json_output,
-         lambda console: console.print(f"number {number}"))
+    emit(
+        {"number": number, "lost": float("nan"), "nested": [float("inf"), {"ok": 1.5}]},
+        json_output,
+        lambda console: console.print(f"number {number}"),
+    )
 
 
 def first(json_output: JsonOption = False) -> None:
