@@ -233,7 +233,8 @@ class Replayer:
         wide = tensor.is_floating_point() and torch.finfo(tensor.dtype).eps < torch.finfo(recorded.dtype).eps
         # A matrix that is wider than the recording was taken from a candidate's 8-bit one (`adopt`).
         dequantized = isinstance(tensor, nn.Parameter) and tensor.dim() > 1
-        return tensor.to(recorded.dtype) if wide and (dequantized or tensor.dtype == recorded.recorded_dtype) else tensor
+        narrows = wide and (dequantized or tensor.dtype == recorded.recorded_dtype)
+        return tensor.to(recorded.dtype) if narrows else tensor
 
     def _note_dtypes(self, pair: Pair, rounded: Sequence[Seen]) -> None:
         if len(pair.sources) != 1:
