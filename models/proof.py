@@ -249,6 +249,8 @@ def _fed(
     """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache, and `images` with
     the first."""
     keyword = cache_keyword(type(model))
+    if not keyword:
+        raise TypeError(f"{type(model).__name__}.forward takes no cache")
     cache, logits = None, []
     for piece in ids.split(sizes, dim=1):
         output = model(piece, use_cache=True, **(images if cache is None else {keyword: cache}))

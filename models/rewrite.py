@@ -59,6 +59,11 @@ class Mismatch:
     reason: str
 
 
+def attribute_named(module: nn.Module, names: tuple[str, ...], *kinds: type) -> str | None:
+    """The first of `names` under which `module` has a value of exactly one of `kinds`; None where it has none."""
+    return next((n for n in names if type(getattr(module, n, None)) in kinds), None)
+
+
 class Rewrite(Protocol):
     """A structural match on the source model; candidates are tried in order until one passes its float64 proof."""
 

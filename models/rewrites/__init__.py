@@ -6,7 +6,7 @@ from porter.models.rewrite import Rewrite
 from porter.models.rewrites.attention import GroupedQueryAttention
 from porter.models.rewrites.compressor import Compressor
 from porter.models.rewrites.decoder_layer import DecoderLayer
-from porter.models.rewrites.experts import GroupedSigmoidRouter, StackedExperts
+from porter.models.rewrites.experts import StackedExperts
 from porter.models.rewrites.fused_mlp import FusedGatedMLP
 from porter.models.rewrites.gated_attention import GatedAttention
 from porter.models.rewrites.gated_delta_net import GatedDeltaNet
@@ -22,7 +22,7 @@ from porter.models.rewrites.sandwich_layer import SandwichLayer
 from porter.models.rewrites.score_router import ScoreRouter
 from porter.models.rewrites.shared_expert import GatedSharedExpert
 from porter.models.rewrites.shared_kv_attention import SharedKVAttention
-from porter.models.rewrites.sigmoid_router import SigmoidRouter
+from porter.models.rewrites.sigmoid_router import GroupedSigmoidRouter, SigmoidRouter
 from porter.models.rewrites.sink_attention import SinkAttention
 from porter.models.rewrites.softmax_router import SoftmaxRouter
 from porter.models.rewrites.sparse_attention import LightningIndexer, SparseLatentAttention

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from porter.models.rewrite import Adopted, Candidate, Fusion, Mismatch
+from porter.models.rewrite import Adopted, Candidate, Fusion, Mismatch, attribute_named
 from porter.models.rewrites import attention_forward as forwards
 from porter.models.rewrites.signature import adopted
 
@@ -45,7 +45,7 @@ class GroupedQueryAttention:
         orders = list(_orders(linears, known))
         if not orders:
             return None if known is None else Mismatch(f"the sizes of {', '.join(known)} are not those of an attention")
-        if known is None and _attribute(module, (*HEAD_DIM, *HEADS), int) is None:
+        if known is None and attribute_named(module, (*HEAD_DIM, *HEADS), int) is None:
             return None
         norms = _norms(children)
         plain = (nn.Dropout, nn.Identity)
@@ -86,17 +86,13 @@ def _norms(children: dict[str, nn.Module]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: not item[0].startswith("q")))
 
 
-def _attribute(module: nn.Module, names: tuple[str, ...], *kinds: type) -> str | None:
-    return next((n for n in names if type(getattr(module, n, None)) in kinds), None)
-
-
 def _attributes(module: nn.Module, order: tuple[str, ...], signature: Adopted | None) -> dict[str, str] | Mismatch:
     """What the ported forward reads -> the attribute of `module` that holds it."""
-    layer = _attribute(module, LAYER, int)
+    layer = attribute_named(module, LAYER, int)
     caches = signature is None or "cache = None" not in signature.prologue
     if layer is None and caches:
         return Mismatch("q, k, v and o projections, but no attribute layer_idx")
-    head_dim, heads = _attribute(module, HEAD_DIM, int), _attribute(module, HEADS, int)
+    head_dim, heads = attribute_named(module, HEAD_DIM, int), attribute_named(module, HEADS, int)
     if head_dim is None and heads is None:
         return Mismatch("q, k, v and o projections, but no attribute head_dim")
     named = {"layer_idx": layer, "head_dim": head_dim, "o_proj": order[3]}
@@ -110,8 +106,8 @@ def _candidates(
     signature: Adopted | None,
     attributes: dict[str, str],
 ) -> Iterator[Candidate]:
-    heads = _attribute(module, HEADS, int)
-    head_dim = _attribute(module, HEAD_DIM, int)
+    heads = attribute_named(module, HEADS, int)
+    head_dim = attribute_named(module, HEAD_DIM, int)
     first = [] if head_dim else [f"self.head_dim = self.qkv_sizes[0] // self.{heads}"]
     # Some layers of a model may have the attribute and others not (Qwen2-MoE).
     first.append('self.sliding_window = getattr(self, "sliding_window", None)')
@@ -149,7 +145,7 @@ def _norm_width(norms: dict[str, int], width: int) -> str:
 
 def _scalings(module: nn.Module, head_dim: str) -> list[tuple[str, tuple[str, ...]]]:
     """(attribute that holds the factor of the scores, lines that set it): its own, else 1 / sqrt(head_dim)."""
-    own = _attribute(module, SCALING, float)
+    own = attribute_named(module, SCALING, float)
     if own == "scaling":
         return [(own, ())]
     computed = ("attention_scaling", (INVERSE_ROOT.format(head_dim=head_dim),))

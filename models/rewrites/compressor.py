@@ -18,7 +18,6 @@ PARTS = frozenset({"kv_proj", "gate_proj", "kv_norm", "rotary_emb"})
 READS = ("compress_rate", "head_dim", "rope_layer_type", "position_bias")
 INDEXER_READS = ("index_topk", "num_heads")
 SCORER_READS = ("softmax_scale", "weights_scaling")
-SIGNATURE = ("hidden_states", "q_residual", "position_ids", "cache", "layer_idx")
 
 
 class _Compressing(nn.Module):

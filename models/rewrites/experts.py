@@ -1,4 +1,4 @@
-"""The router, and the routed experts as one grouped MLP."""
+"""The routed experts as one grouped MLP."""
 
 from __future__ import annotations
 
@@ -8,54 +8,6 @@ from torch import nn
 from porter.kernels.dispatch import OpCall
 from porter.models.rewrite import Candidate, Mismatch
 from porter.models.rewrites.activation_probe import Gated, form_of, large
-
-
-class GroupedSigmoidForward(nn.Module):
-    """The ported forward, copied into the generated class."""
-
-    weight: torch.Tensor
-    e_score_correction_bias: torch.Tensor
-    router: OpCall
-    top_k: int
-    num_group: int
-    topk_group: int
-    norm_topk_prob: bool
-    routed_scaling_factor: float
-
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.router(
-            hidden_states.reshape(-1, hidden_states.shape[-1]),
-            self.weight,
-            self.e_score_correction_bias,
-            self.top_k,
-            self.num_group,
-            self.topk_group,
-            self.norm_topk_prob,
-            self.routed_scaling_factor,
-        )
-
-
-class GroupedSigmoidRouter:
-    """Sigmoid scores, a bias that only chooses, the best groups, then the best experts (DeepSeek-V3)."""
-
-    name = "router"
-
-    def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
-        """One candidate; None when the module has no correction bias."""
-        if not isinstance(getattr(module, "e_score_correction_bias", None), torch.Tensor):
-            return None
-        wanted = ("top_k", "num_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
-        missing = [a for a in wanted if not hasattr(module, a)]
-        if missing:
-            return Mismatch(f"a router with a correction bias, but no attribute {', '.join(missing)}")
-        return [
-            Candidate(
-                rewrite=self.name,
-                forward=GroupedSigmoidForward,
-                variant="grouped_sigmoid",
-                append=('self.router = OpCall("router", "grouped_sigmoid")',),
-            )
-        ]
 
 
 class ExpertsForward(nn.Module):

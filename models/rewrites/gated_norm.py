@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import OpCall
-from porter.models.rewrite import Candidate, Mismatch
-
-EPSILONS = ("variance_epsilon", "eps", "epsilon")
+from porter.models.rewrite import Candidate, Mismatch, attribute_named
+from porter.models.rewrites.norm import EPSILONS
 
 
 class GatedRMSNormForward(nn.Module):
@@ -36,7 +35,7 @@ class GatedRMSNorm:
             return None
         if list(inspect.signature(module.forward).parameters)[:2] != ["hidden_states", "gate"]:
             return None
-        epsilon = next((n for n in EPSILONS if isinstance(getattr(module, n, None), float)), None)
+        epsilon = attribute_named(module, EPSILONS, float)
         if epsilon is None:
             return Mismatch(f"a gated norm, but no float attribute {', '.join(EPSILONS)}")
         activation = getattr(module, "activation", "silu")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import OpCall
-from porter.models.rewrite import Candidate, Mismatch
+from porter.models.rewrite import Candidate, Mismatch, attribute_named
 
 EPSILONS = ("hc_eps", "eps")
 COUNTS = ("hc_mult", "num_streams", "expansion_rate")
@@ -24,7 +24,6 @@ class CollapseForward(nn.Module):
     fn: torch.Tensor
     base: torch.Tensor
     scale: torch.Tensor
-    input_norm: nn.Module
     norm_eps: float
     eps: float
     iterations: int
@@ -83,17 +82,17 @@ class HyperConnection:
         names = _roles(parameters)
         if names is None:
             return None
-        count = _attribute(module, COUNTS, int)
+        count = attribute_named(module, COUNTS, int)
         rows, width = parameters[names["fn"]].shape
         n = 0 if count is None else int(getattr(module, count))
         head = rows == n
         if n < 1 or width % n or (not head and rows != (2 + n) * n):
             return Mismatch(f"a matrix [{rows}, {width}] over residual streams, but no attribute tells their number")
-        eps, iterations = _attribute(module, EPSILONS, float), _attribute(module, ITERATIONS, int)
-        norm = [name for name, child in module.named_children() if _attribute(child, NORM_EPSILONS, float)]
+        eps, iterations = attribute_named(module, EPSILONS, float), attribute_named(module, ITERATIONS, int)
+        norm = [name for name, child in module.named_children() if attribute_named(child, NORM_EPSILONS, float)]
         if eps is None or len(norm) != 1 or (iterations is None and not head):
             return Mismatch("hyper-connections without an epsilon, a norm of their own, or a number of iterations")
-        norm_eps = _attribute(module.get_submodule(norm[0]), NORM_EPSILONS, float)
+        norm_eps = attribute_named(module.get_submodule(norm[0]), NORM_EPSILONS, float)
         rename = {**names, "eps": eps, **({} if head or iterations is None else {"iterations": iterations})}
         return [
             Candidate(
@@ -147,7 +146,3 @@ def _roles(parameters: Mapping[str, torch.Tensor]) -> dict[str, str] | None:
     if len(base) != 1 or len(scale) != 1:
         return None
     return {"fn": matrices[0], "base": base[0], "scale": scale[0]}
-
-
-def _attribute(module: nn.Module, names: tuple[str, ...], kind: type) -> str | None:
-    return next((n for n in names if type(getattr(module, n, None)) is kind), None)

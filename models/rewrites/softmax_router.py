@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import OpCall
-from porter.models.rewrite import Candidate, Mismatch
+from porter.models.rewrite import Candidate, Mismatch, attribute_named
 
 COUNTS = ("top_k", "num_experts_per_tok", "moe_top_k", "topk", "k")
 
@@ -35,7 +35,7 @@ class SoftmaxRouter:
 
     def candidates(self, module: nn.Module) -> list[Candidate] | Mismatch | None:
         """Candidates with and without renormalisation; None when the module is no router of this form."""
-        top_k = next((n for n in COUNTS if type(getattr(module, n, None)) is int), None)
+        top_k = attribute_named(module, COUNTS, int)
         parameters = dict(module.named_parameters())
         buffers = [n for n, b in module.named_buffers() if b.is_floating_point()]
         if top_k is None or not parameters or any(p.dim() > 2 for p in parameters.values()):
