@@ -96,7 +96,8 @@ def guarded(work: Callable[[], int], debug: bool) -> int:
         # This is how typer ends on a broken pipe, with a status that means "no" here.
         if isinstance(error.__context__, BrokenPipeError):
             return READER_GONE
-        raise
+        # Nothing of porter exits here: code of a checkpoint or a candidate must not pass for success.
+        return _fail(f"code that was run ended porter (SystemExit: {shown(str(error.code))})", 2, debug)
     except OSError as error:
         where = f"{shown(str(error.filename))}: " if error.filename is not None else ""
         return _fail(f"{where}{error.strerror or error}; name a path that can be used", 2, debug)

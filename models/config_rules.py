@@ -94,10 +94,23 @@ FRACTIONS = {
 GENERATION = ("temperature", "top_p", "top_k", "repetition_penalty", "max_length", "max_new_tokens", "min_p")
 """Numbers of a generation_config.json, or null."""
 
-FAMILY_VALUES: Mapping[str, Mapping[str, object]] = {
-    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+SIGMOID_SCORES: Mapping[str, tuple[object, ...]] = {
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "moe_layer_freq": (1,),
 }
-"""Fields that transformers ignores, with the one value that its code computes."""
+FAMILY_VALUES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "deepseek_v2": {
+        "scoring_func": ("softmax",),
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "norm_topk_prob": (False, None),
+        "moe_layer_freq": (1,),
+    },
+    "deepseek_v3": SIGMOID_SCORES,
+    "deepseek_v32": SIGMOID_SCORES,
+    "deepseek_v4": {"scoring_func": ("sqrtsoftplus",), "topk_method": ("noaux_tc",), "norm_topk_prob": (True,)},
+}
+"""Fields that transformers ignores, or reads without a check, with the values that its code computes."""
 
 LAYER_KINDS: Mapping[str, frozenset[str]] = {
     "deepseek_v32": frozenset({"indexed_attention"}),
@@ -174,9 +187,21 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     classes = fields.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise _wrong(where, "architectures", classes, "a list of class names, or null")
+    _check_auto_map(fields.get("auto_map"), where)
     _check_rope(fields, where)
     _check_compress_rates(fields.get("compress_rates"), where)
     _check_nested(fields, where)
+
+
+def _check_auto_map(mapping: Any, where: str) -> None:
+    """The classes of a checkpoint's own code; a tokenizer may be a list of a slow and a fast one."""
+    if mapping is None:
+        return
+    if not isinstance(mapping, dict):
+        raise _wrong(where, "auto_map", mapping, "an object: auto class to module.Class")
+    for name, value in mapping.items():
+        if name != "AutoTokenizer" and not isinstance(value, str):
+            raise _wrong(where, f"auto_map.{name}", value, "module.Class")
 
 
 def _check_compress_rates(rates: Any, where: str) -> None:
@@ -220,9 +245,10 @@ def check_config(config: Any, where: str) -> None:
     _check_tokens_fit(config, where)
     _check_activation(config, where)
     _check_layer_kinds(config, where)
-    for name, value in FAMILY_VALUES.get(config.model_type, {}).items():
-        if getattr(config, name, value) != value:
-            raise _wrong(where, name, getattr(config, name), f"{value!r}, which is what transformers computes")
+    for name, values in FAMILY_VALUES.get(config.model_type, {}).items():
+        if getattr(config, name, values[0]) not in values:
+            computed = " or ".join(repr(value) for value in values if value is not None)
+            raise _wrong(where, name, getattr(config, name), f"{computed}, which is what transformers computes")
 
 
 def _check_layer_kinds(config: Any, where: str) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from porter.errors import PorterError
@@ -44,14 +44,17 @@ def family_of_checkpoint(config: Any, directory: Path | None, where: str, truste
     return Family(str(config.model_type), str(kind.__module__), str(kind.__name__), expected=(), special=(SPECIAL,))
 
 
-def _imported(directory: Path, reference: str) -> Any:
+def _imported(directory: Path, reference: str) -> type[PreTrainedModel]:
     try:
-        return get_class_from_dynamic_module(reference, str(directory), local_files_only=True)
-    except Exception as error:  # the checkpoint's code may raise anything while it is imported
+        found = get_class_from_dynamic_module(reference, str(directory), local_files_only=True)
+    except (Exception, SystemExit) as error:  # the checkpoint's code may raise anything while it is imported
         reason = " ".join(str(error).split())[:300]
         raise PorterError(
             f"{directory}: its {CAUSAL} {reference} cannot be imported ({type(error).__name__}: {reason})"
         ) from error
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise PorterError(f"{directory}: its {CAUSAL} {reference} is no model class of transformers")
+    return found
 
 
 def companion_files(module: str, text: str) -> dict[str, str]:

@@ -138,7 +138,7 @@ def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedC
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=own_code
         )
-    except Exception as error:  # whatever upstream's config class objects to is a fault of the file
+    except (Exception, SystemExit) as error:  # whatever the config's class objects to is a fault of the file
         raise PorterError(f"{file}: {_one_line(error)}") from error
     check_config(config, str(file))
     _check_generation_config(directory)

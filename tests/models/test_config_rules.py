@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from transformers import (
+    DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV4Config,
     DeepseekV32Config,
@@ -57,6 +58,8 @@ WRONG_FIELDS = [
     ({"hc_eps": -1.0}, "hc_eps is -1.0; must be a number from 0 to 1"),
     ({"swiglu_limit": -1.0}, "swiglu_limit is -1.0; must be a number from"),
     ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers is 1000000; must be at most 64"),
+    ({"auto_map": ["AutoConfig"]}, r"auto_map is \['AutoConfig'\]; must be an object"),
+    ({"auto_map": {"AutoConfig": 5}}, "auto_map.AutoConfig is 5; must be module.Class"),
     ({"compress_rates": 7}, "compress_rates is 7; must be an object"),
     ({"compress_rates": {"a": 0}}, "compress_rates.a is 0; must be at least 1"),
     ({"compress_rates": {"a": None}}, "compress_rates.a is None; must be an integer"),
@@ -76,6 +79,20 @@ def test_heads_of_linear_attention_and_of_indexers_fit_each_other() -> None:
         check_config(DeepseekV4Config(o_groups=3), "x/config.json")
     with pytest.raises(PorterError, match="index_head_dim is 8; must be at least qk_rope_head_dim = 64"):
         check_config(DeepseekV32Config(index_head_dim=8), "x/config.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"topk_method": "noaux"}, "topk_method is 'noaux'; must be 'greedy' or 'group_limited_greedy', which"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; must be 'softmax', which"),
+        ({"norm_topk_prob": True}, "norm_topk_prob is True; must be False, which"),
+    ],
+)
+def test_routing_that_transformers_does_not_compute(fields: dict[str, Any], words: str) -> None:
+    check_config(DeepseekV2Config(), "x")
+    with pytest.raises(PorterError, match=f"x: {words}"):
+        check_config(DeepseekV2Config(**fields), "x")
 
 
 def test_layers_of_a_type_that_the_model_has_no_code_for() -> None:

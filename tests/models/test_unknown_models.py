@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import transformers
-from lark import lark, planned, ported
+from lark import AUTO_MAP, lark, planned, ported
 
+from porter.cli.app import run
 from porter.errors import PorterError, Refusal
 from porter.models.family import family_of
 from porter.models.proof import BOUND
@@ -214,6 +215,34 @@ def test_code_that_is_not_trusted_is_not_run(tmp_path: Path) -> None:
 def test_code_that_does_not_import_is_named(tmp_path: Path) -> None:
     directory = lark(tmp_path / "lark", ("from torch import nn\n", "from torch import nn, no_such_name\n"))
     with pytest.raises(PorterError, match=r"modeling_lark.LarkForCausalLM cannot be imported \(ImportError"):
+        planned(directory)
+
+
+def test_code_that_ends_python_is_named(tmp_path: Path) -> None:
+    directory = lark(tmp_path / "lark", ("import math\n", "import math\nraise SystemExit(0)\n"))
+    with pytest.raises(PorterError, match=r"modeling_lark.LarkForCausalLM cannot be imported \(SystemExit: 0\)"):
+        planned(directory)
+    config = directory / "configuration_lark.py"
+    config.write_text("raise SystemExit(0)\n" + config.read_text())
+    with pytest.raises(PorterError, match=r"config.json: 0"):
+        planned(directory)
+
+
+def test_code_that_ends_python_later_does_not_pass_for_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = "raise SystemExit(0)\n        self.w1 = nn.Linear(config.dim"
+    directory = lark(tmp_path / "lark", ("self.w1 = nn.Linear(config.dim", ends))
+    assert run(["adapt", str(directory), "--target", "cpu", "--plan", "--trust-remote-code"]) == 2
+    assert "code that was run ended porter (SystemExit: 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("thing", ["5", "type('Thing', (), {})"])
+def test_what_is_no_model_class_is_named(tmp_path: Path, thing: str) -> None:
+    auto_map = AUTO_MAP | {"AutoModelForCausalLM": "modeling_lark.THING"}
+    code = "from torch import nn\n", f"from torch import nn\nTHING = {thing}\n"
+    directory = lark(tmp_path / "lark", code, auto_map=auto_map)
+    with pytest.raises(PorterError, match=r"modeling_lark.THING is no model class of transformers"):
         planned(directory)
 
 
