@@ -72,8 +72,8 @@ def _shards(
 ) -> RankShards:
     wholes = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
     for entry in layout_of(model):
-        shapes = [(rows, wholes[entry.target][2]) for rows in entry.sizes]
-        wholes |= {name: shapes[index % len(shapes)] for index, name in enumerate(entry.sources)}
+        shape = wholes[entry.target]
+        wholes |= {name: entry.source_shape(index, shape) for index, name in enumerate(entry.sources)}
     shards = RankShards(ranks, rules, (table or Correspondence()).modules(), wholes)
     return shards if table is not None or not shards.unknown else RankShards(ranks, rules, _ported(config), wholes)
 

@@ -37,7 +37,7 @@ class ShardFaults:
 
     def __post_init__(self) -> None:
         self._known = Tensors(self.source)
-        self._experts = {entry.target: entry for entry in layout_of(self.source)}
+        self._experts = {entry.target: entry for entry in layout_of(self.source) if entry.kind == "experts"}
 
     def judged(self, judged: JudgedWeight) -> JudgedWeight:
         """The weight, drifting where the ranks that should hold the same of it do not."""

@@ -16,10 +16,9 @@ from porter.alignment.stream import streamed
 from porter.checkpoint.header import read_header
 from porter.checkpoint.reader import Checkpoint, TensorInfo
 from porter.correspondence import Entry
+from porter.errors import PorterError
 from porter.models.auto_class import auto_class
-
-TRANSPARENT = frozenset({"MergeModulelist", "Concatenate"})
-"""The conversions that transformers may apply while loading and that `expert_entries` describes."""
+from porter.models.checkpoint_layout import checkpoint_layout
 
 
 class TensorFiles(Protocol):
@@ -141,23 +140,11 @@ def _files(model: nn.Module, checkpoint: TensorFiles, tied: Mapping[str, str]) -
 
 
 def layout_of(model: nn.Module) -> list[Entry]:
-    """How checkpoints of this model type store stacked experts. CannotStream for other conversions while loading."""
-    from transformers import conversion_mapping
-
-    from porter.models.loading import expert_entries
-
-    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
-    for converter in conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []:
-        operations = {type(operation).__name__ for operation in getattr(converter, "operations", ())}
-        if not operations or operations - TRANSPARENT:
-            raise CannotStream(f"transformers converts the names or layout of {model_type} while loading")
-    stacked = {name: p for name, p in model.named_parameters() if p.dim() == 3}
-    entries = []
-    for entry in expert_entries(model_type, {name: p.shape[0] for name, p in stacked.items()}):
-        parts = len(entry.sizes)
-        rows = stacked[entry.target].shape[1] // parts
-        entries.append(Entry(entry.target, entry.sources, (rows,) * parts, "experts"))
-    return entries
+    """How released checkpoints of this model store its tensors. CannotStream for what no entry can say."""
+    try:
+        return list(checkpoint_layout(model).entries)
+    except PorterError as error:
+        raise CannotStream(str(error)) from error
 
 
 def _kept_wide(model: nn.Module, dtype: torch.dtype | None) -> Any:

@@ -11,7 +11,7 @@ import torch
 from transformers import conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
-from porter.correspondence import Correspondence, Entry
+from porter.correspondence import Correspondence
 
 
 class JoinRows(ConversionOps):
@@ -93,24 +93,3 @@ def registered_conversions(class_name: str, model_type: str, correspondence: Cor
             registry[class_name] = before
         if not was_registered:
             conversion_mapping.USER_REGISTERED_MAPPINGS.discard(class_name)
-
-
-def expert_entries(model_type: str, stacked: dict[str, int]) -> list[Entry]:
-    """Entries for stacked expert parameters ({parameter name: experts}) that checkpoints store expert by expert.
-
-    The names come from transformers' conversion mapping of `model_type`; parameters it does not stack get no entry.
-    """
-    entries = []
-    for converter in conversion_mapping.get_checkpoint_conversion_mapping(model_type) or []:
-        operations = {type(op).__name__ for op in getattr(converter, "operations", [])}
-        if "MergeModulelist" not in operations or not operations <= {"MergeModulelist", "Concatenate"}:
-            continue
-        for name, count in stacked.items():
-            if not name.endswith(f".{converter.target_patterns[0]}"):
-                continue
-            prefix = name.removesuffix(converter.target_patterns[0])
-            sources = tuple(
-                prefix + pattern.replace("*", str(i)) for i in range(count) for pattern in converter.source_patterns
-            )
-            entries.append(Entry(name, sources, (1,) * len(converter.source_patterns), "experts"))
-    return entries

@@ -20,6 +20,7 @@ from porter.alignment.source import open_source, rebuild_source
 from porter.alignment.stream import part_of
 from porter.alignment.streaming import Tensors, kept, present, reach, release, stream_of
 from porter.golden.capture import capture
+from porter.models.presets import shipped_directory
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(12).view(1, 12)
@@ -217,3 +218,15 @@ def test_recordings_are_judged_alike(tmp_path: Path, fault: Any) -> None:
     assert [(m.module, m.status, m.introduced, m.budget, m.why) for m in streamed.modules] == [
         (m.module, m.status, m.introduced, m.budget, m.why) for m in whole.modules
     ]
+
+
+def test_a_checkpoint_under_other_names_is_streamed() -> None:
+    """DeepSeek-V4's files name nearly every tensor otherwise than transformers' class does."""
+    folder = shipped_directory("tiny-deepseek-v4")
+    assert folder is not None
+    whole, model = loaded(folder), load_candidate(folder).model
+    assert model is not None and stream_of(model) is not None
+    mine, theirs = Tensors(model), Tensors(whole)
+    assert set(mine) == set(theirs) and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
