@@ -19,7 +19,9 @@ def run(
     speculative: Annotated[
         bool, typer.Option("--speculative", help="Draft tokens with the model's prediction layer.")
     ] = False,
-    draft_tokens: Annotated[int, typer.Option(help="Most tokens to draft a step, with --speculative.")] = 1,
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to draft a step, with --speculative (default: 1).")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op's fallback to the reference.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the directory's code.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="First compare every weight with port.json.")] = False,
@@ -42,6 +44,11 @@ def run(
 
     if new_tokens < 1:
         raise PorterError(f"--new-tokens {new_tokens}: must be at least 1")
+    if draft_tokens is not None and not speculative:
+        raise PorterError("--draft-tokens: tokens are drafted with --speculative; add it, or leave this out")
+    drafts = 1 if draft_tokens is None else draft_tokens
+    if drafts < 1:
+        raise PorterError(f"--draft-tokens {drafts}: must be at least 1")
     tokens, steps, printed = [], [], ""
     try:
         model = load(directory, strict=strict, trust_remote_code=trust_remote_code, verify=verify)
@@ -50,7 +57,7 @@ def run(
         if stream and not json_output:
             typer.echo(prompt, nl=False)
         layer = load_prediction_layer(directory, model, strict=strict) if speculative else None
-        for step in _generated(model, layer, input_ids, new_tokens, draft_tokens, stop_tokens(model)):
+        for step in _generated(model, layer, input_ids, new_tokens, drafts, stop_tokens(model)):
             tokens += step.tokens.view(-1).tolist()
             steps.append(step)
             if stream and not json_output:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
 from porter import __version__
 from porter.adaptation import Port, refuse_occupied
@@ -21,6 +22,7 @@ from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
 from porter.integrity import CONFIG, text_digest, weight_record
+from porter.kernels.dispatch import op_calls
 from porter.models.generated import own_package
 from porter.models.modelling_source import upstream_diff
 from porter.models.own_code import companion_files, own_classes
@@ -87,6 +89,7 @@ def export(
     copies = {} if port.prediction is None else {n: tied.get(of, of) for n, of in port.prediction.copies.items()}
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied | copies)
     _refuse_other_than_floats(checkpoint, consumed(r for r in plan if not _is_table(r)))
+    _refuse_unknown_experts(checkpoint, ported, [r for r in plan if _is_table(r)])
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans])
     convert(
@@ -125,6 +128,24 @@ def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:
             raise PorterError(
                 f"{checkpoint.directory / info.shard}: tensor {name} is {info.dtype}: quantized weights are not read "
                 "yet; give the checkpoint in bf16 or fp32"
+            )
+
+
+def _refuse_unknown_experts(checkpoint: Checkpoint, ported: nn.Module, tables: list[TensorRecipe]) -> None:
+    """PorterError for a router's table of experts by token id that names experts which the router does not have: it
+    would show only when such a token comes."""
+    routers = {s.rpartition(".")[0] for s, call in op_calls(ported) if (call.name, call.variant) == ("router", "hash")}
+    for recipe in tables:
+        (name,) = recipe.outputs
+        router = name.rpartition(".")[0]
+        if router not in routers:
+            continue
+        count = int(ported.get_parameter(f"{router}.weight").shape[0])
+        table = checkpoint.load(recipe.sources[0])
+        if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < count:
+            raise PorterError(
+                f"{checkpoint.directory}: tensor {recipe.sources[0]} names experts from {int(table.min())} to "
+                f"{int(table.max())}; the router has {count}; repair the checkpoint"
             )
 
 

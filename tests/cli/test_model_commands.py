@@ -81,6 +81,8 @@ REFUSED = [
     (("adapt", "no-such-model", "--target", "cpu", "--output", Path(__file__).parent), "already exists"),
     (("run", "nowhere"), "nowhere/port.json: not found"),
     (("run", "nowhere", "x", "--new-tokens", "0"), "--new-tokens 0"),
+    (("run", "nowhere", "--draft-tokens", "2"), "--draft-tokens: tokens are drafted with --speculative"),
+    (("run", "nowhere", "--speculative", "--draft-tokens", "0"), "--draft-tokens 0: must be at least 1"),
     (("bench", "nowhere", "--new-tokens", "1"), "--new-tokens at least 2"),
     (("eval", "nowhere", "--against", "x", "--text", "y"), "y: not found"),
 ]

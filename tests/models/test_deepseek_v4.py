@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DeepseekV4Config
 
 import porter
 from porter.adaptation import plan_port
 from porter.compressed_keys import compressed_bytes_per_token, window_bytes
+from porter.errors import PorterError
 from porter.generation import generate
 from porter.kernels.dispatch import usage
 from porter.models.family import families, family_of
@@ -229,6 +231,18 @@ def test_checkpoint_round_trip_is_bit_equal(exported: Path) -> None:
     assert back.keys() == stored.keys() and "model.layers.0.attn.wkv.weight" in stored
     assert all(torch.equal(back[name], stored[name].to(back[name].dtype)) for name in stored)
     assert back["model.layers.0.ffn.gate.tid2eid"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("expert", [-1, 99])
+def test_a_table_that_names_unknown_experts_is_refused(tmp_path: Path, expert: int) -> None:
+    checkpoint = shutil.copytree(source_directory(), tmp_path / "checkpoint")
+    state = load_file(checkpoint / "model.safetensors")
+    name = "model.layers.0.ffn.gate.tid2eid"
+    state[name].view(-1)[5] = expert
+    save_file(state, checkpoint / "model.safetensors", {"format": "pt"})
+    with pytest.raises(PorterError, match=f"tensor {name} names experts from .*; the router has 8"):
+        porter.adapt(checkpoint, output=tmp_path / "port")
+    assert not (tmp_path / "port").exists()
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w8a8", "bf16"])
