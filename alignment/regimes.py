@@ -199,7 +199,7 @@ def run_steps(model: nn.Module, calls: Sequence[Step]) -> None:
     parameter = next(model.parameters())
     extra: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if len(calls) > 1:
-        name = cache_keyword(type(model)) or CACHE_NAMES[0]
+        name = cache_keyword(model) or CACHE_NAMES[0]
         extra = {name: new_cache(getattr(model, "config", None)), "use_cache": True}
     with torch.no_grad():
         for step in calls:

@@ -180,7 +180,7 @@ def _cache_name(model: nn.Module, new_tokens: int) -> str | None:
     """The name of the model's cache argument; PorterError if generation needs one and the model has none."""
     if new_tokens < 0:
         raise PorterError(f"new_tokens is {new_tokens}, expected 0 or more")
-    name = cache_keyword(type(model)) or None
+    name = cache_keyword(model) or None
     if new_tokens > 1 and name is None:
         raise PorterError(f"{type(model).__name__}.forward takes no cache: it can be captured with new_tokens=0 only")
     if new_tokens > 1 and makes_its_own_cache(model):

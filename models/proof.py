@@ -248,7 +248,7 @@ def _fed(
 ) -> torch.Tensor:
     """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache, and `images` with
     the first."""
-    keyword = cache_keyword(type(model))
+    keyword = cache_keyword(model)
     if not keyword:
         raise TypeError(f"{type(model).__name__}.forward takes no cache")
     cache, logits = None, []

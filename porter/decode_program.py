@@ -8,8 +8,6 @@ length of the cache: the first two go through the model's own embeddings, the la
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +16,7 @@ from transformers.cache_utils import Cache
 
 from porter.kernels.cpu.layout import threads_for
 from porter.kernels.cpu.program import Program
-from porter.models.cache_argument import cache_keyword
+from porter.models.cache_argument import cache_keyword, forward_parameters
 from porter.step_recorder import NotRecordable, StepRecorder, kernel_library
 
 
@@ -100,15 +98,9 @@ class DecodeProgram:
 
 def model_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [batch, 1, vocabulary] of the last of `tokens` [batch, length], through the model."""
-    kept = {"logits_to_keep": 1} if _gives_last_logits(type(model)) else {}
-    logits: torch.Tensor = model(tokens, **{cache_keyword(type(model)): cache}, use_cache=True, **kept).logits
+    kept = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
+    logits: torch.Tensor = model(tokens, **{cache_keyword(model): cache}, use_cache=True, **kept).logits
     return logits[:, -1:]
-
-
-@functools.cache
-def _gives_last_logits(kind: Any) -> bool:
-    """Whether a model class can be asked for the last logits alone."""
-    return "logits_to_keep" in inspect.signature(kind.forward).parameters
 
 
 def record_step(model: nn.Module, cache: Cache, tokens: torch.Tensor) -> tuple[DecodeProgram | str, torch.Tensor]:

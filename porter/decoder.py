@@ -51,7 +51,7 @@ class Decoder:
         return logits
 
     def _without_cache(self, tokens: torch.Tensor) -> torch.Tensor:
-        keyword = cache_keyword(type(self.model))
+        keyword = cache_keyword(self.model)
         if not keyword:
             self._own = tokens if self._own is None else torch.cat([self._own, tokens], dim=1)
             return self.model(self._own).logits[:, -1:]  # type: ignore[no-any-return]

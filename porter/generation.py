@@ -69,7 +69,7 @@ def check_prompt(model: nn.Module, input_ids: torch.Tensor, new_tokens: int) -> 
 
 def takes_caches(model: nn.Module) -> bool:
     """Whether `model` decodes over a cache that it is given; others make one of their own kind, or have none."""
-    return bool(cache_keyword(type(model))) and not makes_its_own_cache(model)
+    return bool(cache_keyword(model)) and not makes_its_own_cache(model)
 
 
 # The decorator, not a `with` around the loop: the mode would stay on in the caller between steps.
