@@ -252,9 +252,9 @@ def check_config(config: Any, where: str) -> None:
 
 
 def _check_layer_kinds(config: Any, where: str) -> None:
-    known = LAYER_KINDS.get(config.model_type)
-    for kind in getattr(config, "layer_types", None) or () if known else ():
-        if kind not in known:
+    known = LAYER_KINDS.get(config.model_type, frozenset())
+    for kind in getattr(config, "layer_types", None) or ():
+        if known and kind not in known:
             raise PorterError(f"{where}: layer_types names {kind!r}; must be of {', '.join(sorted(known))}")
 
 

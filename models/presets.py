@@ -145,7 +145,7 @@ def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedC
     return config
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     """Upstream's message, of any length and number of lines, as one line that fits a terminal or two."""
     return " ".join(str(error).split())[:400]
 

@@ -38,12 +38,19 @@ class Call:
 class Proof:
     """The largest relative L2 error seen, per part of the proof, and the bound it had to meet.
 
-    `skipped` are the parts that upstream itself cannot run, with what it raised: nothing is known there.
+    `skipped` are the parts that upstream itself cannot run, with what it raised: nothing is known there. `raised` is
+    what the ported model alone raised in a part, whose error is infinite.
     """
 
     errors: dict[str, float]
     bound: float = BOUND
     skipped: dict[str, str] = field(default_factory=dict)
+    raised: dict[str, str] = field(default_factory=dict)
+
+    def worst(self) -> str:
+        """The part with the largest error, and how large it is or what was raised."""
+        part, error = max(self.errors.items(), key=lambda item: item[1])
+        return f"{part}: it raises {self.raised[part]}" if part in self.raised else f"{part} by {error:.1e}"
 
     @property
     def passed(self) -> bool:
@@ -177,7 +184,8 @@ def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
     """
     ids = random_tokens(source)
     parts = {**PARTS, **IMAGE_PARTS} if reads_image_grids(source) else PARTS
-    errors, skipped = {}, {}
+    errors: dict[str, float] = {}
+    skipped, raised = {}, {}
     with _exact(source, ported), using_reference(ported):
         for name, part in parts.items():
             forget_positions(source)
@@ -189,15 +197,11 @@ def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
                     raise
                 skipped[name] = _first_line(error)
                 continue
-            errors[name] = _part_error(part, ported, ids, wanted)
-    return Proof(errors, skipped=skipped)
-
-
-def _part_error(part: Part, ported: nn.Module, ids: torch.Tensor, wanted: torch.Tensor) -> float:
-    try:
-        return relative_error(part(ported, ids), wanted)
-    except CANNOT_RUN:
-        return float("inf")
+            try:
+                errors[name] = relative_error(part(ported, ids), wanted)
+            except CANNOT_RUN as error:
+                errors[name], raised[name] = float("inf"), _first_line(error)
+    return Proof(errors, skipped=skipped, raised=raised)
 
 
 def _prefill(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:

@@ -183,7 +183,6 @@ class Search:
 
     def _reject_one(self, proof: Proof) -> None:
         """Drop the class without which the whole model agrees (its own proof saw only a prefill)."""
-        part, error = max(proof.errors.items(), key=lambda item: item[1])
         for kind in sorted(self.waiting, key=lambda kind: self.instances[kind][0].count(".")):
             # Without this class others are dropped for want of it: they come back with it.
             before = {name: list(candidates) for name, candidates in self.waiting.items()}, dict(self.near_misses)
@@ -194,10 +193,10 @@ class Search:
             finally:
                 self.waiting, self.near_misses = before
             if passed:
-                self.reject(kind, f"{kept[0].variant}: with it the model differs in {part} by {error:.1e}", 0.0)
+                self.reject(kind, f"{kept[0].variant}: with it the model differs in {proof.worst()}", 0.0)
                 return
         raise Refusal(
-            f"{self.class_name}: the ported model differs from upstream in {part} by {error:.1e} "
+            f"{self.class_name}: the ported model differs from upstream in {proof.worst()} "
             f"(bound {BOUND:.0e}), and no single class is to blame"
         )
 

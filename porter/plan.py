@@ -14,11 +14,11 @@ from porter.compressed_keys import compressed_bytes_per_token, has_compressed_ke
 from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
 from porter.models.auto_class import text_config
+from porter.models.reduce import OTHER_NAMES
 
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
-EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk")
+EXPERTS_CHOSEN = ("num_experts_per_tok", *OTHER_NAMES["num_experts_per_tok"])
 """What configs call the routed experts of a layer, and those of them that one token passes."""
-
 
 VISION_TOWERS = frozenset({"visual", "vision_tower", "vision_model"})
 """What models call the part that reads images."""

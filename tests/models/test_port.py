@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import Any
 
@@ -171,3 +172,17 @@ def test_a_port_made_in_inference_mode_is_proven_all_the_same() -> None:
     with torch.inference_mode():
         source = family_of("qwen3").port(config_of("qwen3", rms_norm_eps=2.5e-6))
     assert source.proof.passed and not source.near_misses
+
+
+def test_what_only_the_port_raises_is_told() -> None:
+    source = randomise(transformers.Qwen3ForCausalLM(reduced_config(config_of("qwen3"))).double())
+    ported = copy.deepcopy(source)
+
+    def fail(module: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+        if arguments[0].shape[1] == 1:
+            raise KeyError("state")
+
+    ported.register_forward_pre_hook(fail)
+    proof = prove_model(source, ported)
+    assert not proof.passed and proof.errors["prefill"] == 0
+    assert proof.worst() == "decode: it raises KeyError: 'state'"
