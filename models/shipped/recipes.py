@@ -184,8 +184,8 @@ def tiny_deepseek_v32() -> Recipe:
 
 
 def tiny_deepseek_v4() -> Recipe:
-    """DeepSeek-V4 at toy width: a layer with a window alone, then compressed keys, selected ones and all of them; experts
-    by token id, then by score; four residual streams."""
+    """DeepSeek-V4 at toy width: a layer with a window alone, then compressed keys, selected ones and all of them;
+    experts by token id, then by score; four residual streams."""
     config = DeepseekV4Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
