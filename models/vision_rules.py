@@ -46,6 +46,16 @@ RULES: tuple[Rule, ...] = (
         "must be no more than the text model has layers",
     ),
     (
+        "fullatt_block_indexes",
+        lambda v, t: all(0 <= i < v.depth for i in v.fullatt_block_indexes),
+        "must be blocks, from 0 to depth - 1",
+    ),
+    (
+        "patch_size",
+        lambda v, t: isinstance(v.patch_size, int),
+        "must be one number: the patches of this code are squares",
+    ),
+    (
         "window_size",
         lambda v, t: v.window_size >= v.patch_size * v.spatial_merge_size,
         "must hold one merged square of patches",
@@ -75,7 +85,14 @@ def _check_sections(text: Any, where: str) -> None:
     sections = (text.rope_parameters or {}).get("mrope_section")
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     pairs = int(head * (text.rope_parameters or {}).get("partial_rotary_factor", 1.0)) // 2
-    if sections is not None and sum(sections) != pairs:
+    if sections is None:
+        return
+    if not isinstance(sections, list) or not all(type(each) is int and each >= 0 for each in sections):
+        raise PorterError(
+            f"{where}: text_config.rope_parameters.mrope_section is {shown(repr(sections))}; must be a list of the "
+            "pairs that rotate with frames, rows and columns"
+        )
+    if sum(sections) != pairs:
         raise PorterError(
             f"{where}: text_config.rope_parameters.mrope_section sums to {sum(sections)}; must sum to {pairs}, the "
             "pairs of a head that rotate"

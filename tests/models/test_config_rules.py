@@ -101,6 +101,27 @@ def test_layers_of_a_type_that_the_model_has_no_code_for() -> None:
         check_config(DeepseekV32Config(num_hidden_layers=2, layer_types=kinds), "x/config.json")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("mrope_section", 5, "mrope_section is 5; must be a list"),
+        ("mrope_section", ["a"], "mrope_section is .'a'.; must be a list"),
+        ("mrope_section", [-8, 36, 36], "mrope_section is .-8, 36, 36.; must be a list"),
+        ("patch_size", [14, 14], "vision_config.patch_size is .14, 14.; must be one number"),
+        ("fullatt_block_indexes", [99], "vision_config.fullatt_block_indexes is .99.; must be blocks"),
+    ],
+)
+def test_fields_of_vision_models(field: str, value: Any, words: str) -> None:
+    config = preset("qwen2.5-vl-7b").config()
+    check_config(config, "x")
+    if field == "mrope_section":
+        config.get_text_config().rope_parameters[field] = value
+    else:
+        setattr(config.vision_config, field, value)
+    with pytest.raises(PorterError, match=words):
+        check_config(config, "x")
+
+
 def test_heads_must_divide() -> None:
     with pytest.raises(PorterError, match="num_attention_heads is 32; must be a multiple of num_key_value_heads = 5"):
         check_config(Qwen3Config(num_key_value_heads=5), "x/config.json")
