@@ -15,7 +15,7 @@ from porter.models.auto_class import CAUSAL, config_fields
 from porter.models.family import Family, families, family_of
 from porter.models.generated import own_package
 
-RELATIVE_IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
+RELATIVE_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 CONSENT = "pass --trust-remote-code to run it"
 SPECIAL = "defined by the checkpoint's own code, matched by structure alone"
 
@@ -57,18 +57,26 @@ def _imported(directory: Path, reference: str) -> type[PreTrainedModel]:
     return found
 
 
-def companion_files(module: str, text: str) -> dict[str, str]:
+def companion_files(module: str, text: str, config: Any) -> dict[str, str]:
     """File name -> text of the checkpoint's own files that the ported modelling file of `module` imports, directly or
-    through each other; none for a module of transformers."""
-    package = own_package(module)
+    through each other, and of the class of `config`; none for a module of transformers.
+
+    Raises PorterError for files that are missing, or that bear the names of those that porter writes.
+    """
+    package, config_module = own_package(module), type(config).__module__
     files: dict[str, str] = {}
-    waiting = RELATIVE_IMPORT.findall(text) if package else []
+    waiting = [(package, name) for name in RELATIVE_IMPORT.findall(text)] if package else []
+    if package and own_package(config_module):
+        # Not the same package where the modelling file does not import the config's.
+        waiting.append((own_package(config_module), config_module.rpartition(".")[2]))
     while waiting:
-        name = waiting.pop()
+        package, name = waiting.pop()
         if f"{name}.py" not in files:
             spec = importlib.util.find_spec(f"{package}.{name}")
             if spec is None or spec.origin is None:
                 raise PorterError(f"{module}: imports {name}, which is not among the checkpoint's files")
+            if name.startswith("porter_"):
+                raise PorterError(f"{module}: imports {name}: porter writes files of such names; rename it")
             files[f"{name}.py"] = Path(spec.origin).read_text(encoding="utf-8")
-            waiting += RELATIVE_IMPORT.findall(files[f"{name}.py"])
+            waiting += [(package, each) for each in RELATIVE_IMPORT.findall(files[f"{name}.py"])]
     return files

@@ -39,8 +39,12 @@ CARRIED = (
     "tokenizer.model",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
 )
-"""Tokenizer and generation files that are copied as they are; no code among them."""
+"""Files of tokenizers, processors and generation that are copied as they are; no code among them."""
 
 LOCATE_SOURCES = "        set_source_directory(config._name_or_path)\n"
 APPLY_SCHEMES = "        apply_schemes(self, config)\n"
@@ -50,7 +54,7 @@ LOCATE_IMPORT = "from porter.kernels.cpu.build import set_source_directory\n"
 def code_files(port: Port) -> dict[str, str]:
     """Every code file of the exported directory, by name: modelling file, the modules it imports, C++ sources."""
     text = _finding_sources(port.source.text)
-    own = companion_files(port.source.module, port.source.text)
+    own = companion_files(port.source.module, port.source.text, port.reference.config)
     return {port.source.file_name: relative_imports(text), **own, **python_files(text), **native_sources()}
 
 

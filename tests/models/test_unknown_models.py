@@ -11,6 +11,7 @@ from lark import AUTO_MAP, lark, planned, ported
 
 from porter.cli.app import run
 from porter.errors import PorterError, Refusal
+from porter.export import code_files
 from porter.models.family import family_of
 from porter.models.proof import BOUND
 
@@ -244,6 +245,24 @@ def test_what_is_no_model_class_is_named(tmp_path: Path, thing: str) -> None:
     directory = lark(tmp_path / "lark", code, auto_map=auto_map)
     with pytest.raises(PorterError, match=r"modeling_lark.THING is no model class of transformers"):
         planned(directory)
+
+
+IMPORT_CONFIG = "from .configuration_lark import LarkConfig"
+
+
+@pytest.mark.parametrize(
+    "line", ["from  .configuration_lark\timport LarkConfig", "from transformers import PreTrainedConfig as LarkConfig"]
+)
+def test_files_of_a_checkpoint_are_exported_however_they_are_named(tmp_path: Path, line: str) -> None:
+    assert "configuration_lark.py" in code_files(planned(lark(tmp_path / "lark", (IMPORT_CONFIG, line))))
+
+
+def test_a_file_of_a_checkpoint_is_not_replaced_by_porters(tmp_path: Path) -> None:
+    name = "porter_kernels_contract"
+    directory = lark(tmp_path / "lark", (IMPORT_CONFIG, f"{IMPORT_CONFIG}\nfrom .{name} import thing"))
+    (directory / f"{name}.py").write_text("thing = 1\n")
+    with pytest.raises(PorterError, match=f"imports {name}: porter writes files of such names"):
+        code_files(planned(directory))
 
 
 CORE = {"rms_norm", "attention", "decoder_layer"}
