@@ -13,7 +13,8 @@ from porter.errors import Refusal
 from porter.kernels.dispatch import using_reference
 from porter.models.port import PortedSource
 from porter.models.prediction import extended_config, layer_text
-from porter.models.proof import BOUND, TOKENS, one_thread, relative_error
+from porter.models.proof import BOUND, one_thread, relative_error
+from porter.models.proof_parts import TOKENS
 from porter.models.reduce import randomise, reduced_config
 from porter.models.search import correspondence_of
 from porter.precision import float64_mode

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from porter.kernels.dispatch import using_reference
-from porter.models.cache_argument import cache_keyword
 from porter.models.images import forget_positions, image_prompt, reads_image_grids
+from porter.models.proof_parts import IMAGE_PARTS, PARTS, random_tokens
 from porter.precision import float64_mode
 
 # Both sides are float64 and differ by the order of a few thousand additions: about 1e-13. A mistake is above 1e-6.
 BOUND = 1e-9
-TOKENS = 13
-DECODED = 3
 
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """What a model raises that does not take the inputs or lacks a part that the code reads."""
@@ -96,12 +93,6 @@ def _is_routing(weights: Any, indices: Any) -> bool:
     return both and weights.shape == indices.shape and not indices.is_floating_point()
 
 
-def random_tokens(model: nn.Module, batch: int = 2) -> torch.Tensor:
-    """Token ids [batch, TOKENS] for a model, the same every time."""
-    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
-    return torch.randint(0, vocabulary, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One CPU thread within the context: at reduced width, starting and awaiting threads takes longer than the work,
@@ -172,9 +163,6 @@ def module_verdict(ported: nn.Module, call: Call) -> tuple[float, str]:
     return max((relative_error(a, b) for a, b in zip(ours, theirs, strict=False)), default=float("inf")), ""
 
 
-Part = Callable[[nn.Module, torch.Tensor], torch.Tensor]
-
-
 def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
     """Logits of both in each of `PARTS`: a prefill, decode steps with a cache, chunks, a left-padded batch; and in each
     of `IMAGE_PARTS` where `source` reads images.
@@ -204,78 +192,5 @@ def prove_model(source: nn.Module, ported: nn.Module) -> Proof:
     return Proof(errors, skipped=skipped, raised=raised)
 
 
-def _prefill(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return model(ids, use_cache=False).logits  # type: ignore[no-any-return]
-
-
-def _left_padded(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    return model(ids, attention_mask=mask, use_cache=False).logits[:, 4:]  # type: ignore[no-any-return]
-
-
-def _decode(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return _fed(model, ids, [TOKENS - DECODED, *[1] * DECODED])
-
-
-def _chunked(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return _fed(model, ids, [5, TOKENS - 5])
-
-
-def _prefill_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    prompt = image_prompt(model)
-    return model(prompt.input_ids, use_cache=False, **prompt.keywords).logits  # type: ignore[no-any-return]
-
-
-def _left_padded_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    prompt = image_prompt(model)
-    mask = torch.ones_like(prompt.input_ids)
-    mask[0, :4] = 0
-    output = model(prompt.input_ids, attention_mask=mask, use_cache=False, **prompt.keywords)
-    return output.logits[:, 4:]  # type: ignore[no-any-return]
-
-
-def _decode_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    prompt = image_prompt(model)
-    rest = prompt.input_ids.shape[1] - prompt.head
-    return _fed(model, prompt.input_ids, [prompt.head, *[1] * rest], prompt.first(prompt.head))
-
-
-def _chunked_images(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    prompt = image_prompt(model)
-    sizes = [prompt.head, prompt.input_ids.shape[1] - prompt.head]
-    return _fed(model, prompt.input_ids, sizes, prompt.first(prompt.head))
-
-
-def _fed(
-    model: nn.Module, ids: torch.Tensor, sizes: list[int], images: Mapping[str, torch.Tensor] = MappingProxyType({})
-) -> torch.Tensor:
-    """Logits of all but the first piece, with `ids` fed in pieces of those sizes through one cache, and `images` with
-    the first."""
-    keyword = cache_keyword(model)
-    if not keyword:
-        raise TypeError(f"{type(model).__name__}.forward takes no cache")
-    cache, logits = None, []
-    for piece in ids.split(sizes, dim=1):
-        output = model(piece, use_cache=True, **(images if cache is None else {keyword: cache}))
-        cache = getattr(output, keyword)
-        logits.append(output.logits)
-    return torch.cat(logits[1:], dim=1)
-
-
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-
-
-PARTS: Mapping[str, Part] = {
-    "prefill": _prefill,
-    "decode": _decode,
-    "chunked": _chunked,
-    "left_padded": _left_padded,
-}
-IMAGE_PARTS: Mapping[str, Part] = {
-    "prefill with images": _prefill_images,
-    "decode after images": _decode_images,
-    "chunked after images": _chunked_images,
-    "left_padded with images": _left_padded_images,
-}

@@ -20,7 +20,8 @@ from porter.kernels.reference.rope import rope_complex
 from porter.models.family import families
 from porter.models.port import port_source
 from porter.models.presets import preset, preset_names, shipped_directory
-from porter.models.proof import BOUND, PARTS
+from porter.models.proof import BOUND
+from porter.models.proof_parts import PARTS
 
 NAME = "tiny-deepseek-v2"
 FAMILY = "deepseek_v2"

@@ -19,7 +19,8 @@ from porter.kv_cache import IndexedLayer, cache_for
 from porter.models.family import families, family_of
 from porter.models.port import port_source
 from porter.models.presets import preset, preset_names, shipped_directory
-from porter.models.proof import BOUND, PARTS, relative_error
+from porter.models.proof import BOUND, relative_error
+from porter.models.proof_parts import PARTS
 from porter.models.shipped import train
 from porter.models.shipped.indexer_alignment import IndexerAlignment, index_scores
 from porter.models.shipped.recipes import RECIPES

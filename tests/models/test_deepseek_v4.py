@@ -25,7 +25,8 @@ from porter.kernels.dispatch import usage
 from porter.models.family import families, family_of
 from porter.models.port import port_source
 from porter.models.presets import shipped_directory
-from porter.models.proof import BOUND, PARTS
+from porter.models.proof import BOUND
+from porter.models.proof_parts import PARTS
 from porter.models.rewrite import Mismatch
 from porter.models.rewrites import compressor, hyper_connection, shared_kv_attention
 from porter.models.rewrites.experts import StackedExperts

@@ -19,7 +19,8 @@ from porter.generation import generate
 from porter.kernels.dispatch import usage
 from porter.kv_cache import StateLayer, cache_for
 from porter.models.family import families, family_of
-from porter.models.proof import BOUND, PARTS, prove_model
+from porter.models.proof import BOUND, prove_model
+from porter.models.proof_parts import PARTS
 from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrite import Mismatch
 from porter.models.rewrites.gated_attention import GatedAttention

@@ -14,7 +14,8 @@ from porter.errors import PorterError
 from porter.models import search
 from porter.models.family import FAMILY_FILES, families, family_of
 from porter.models.port import port_source
-from porter.models.proof import BOUND, PARTS, module_error, prove_model
+from porter.models.proof import BOUND, module_error, prove_model
+from porter.models.proof_parts import PARTS
 from porter.models.reduce import randomise, reduced_config
 from porter.models.rewrites import REWRITES
 from porter.models.search import Search, correspondence_of

@@ -14,7 +14,7 @@ from porter.generation import generate
 from porter.golden.capture import capture
 from porter.models.family import families
 from porter.models.presets import preset, shipped_directory
-from porter.models.proof import PARTS
+from porter.models.proof_parts import PARTS
 from porter.models.reduce import reduced_config
 from porter.plan import experts_read
 

@@ -24,7 +24,8 @@ from porter.models.config_rules import check_fields
 from porter.models.family import family_of
 from porter.models.images import forget_positions, image_prompt
 from porter.models.presets import read_config
-from porter.models.proof import BOUND, IMAGE_PARTS, PARTS, prove_model
+from porter.models.proof import BOUND, prove_model
+from porter.models.proof_parts import IMAGE_PARTS, PARTS
 from porter.models.reduce import TOKEN_FIELDS, randomise, reduced_config
 from porter.original import original_model
 
