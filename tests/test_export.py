@@ -76,8 +76,11 @@ def test_runs_without_porter_and_without_a_compiler(random_checkpoint: Make, bar
 
 
 def test_what_the_directory_holds(random_checkpoint: Make, tmp_path: Path) -> None:
-    port = porter.adapt(str(random_checkpoint("deepseek_v3")), "cpu", output=tmp_path / "port")
+    source = random_checkpoint("deepseek_v3")
+    (source / "preprocessor_config.json").write_text('{"do_resize": true}')
+    port = porter.adapt(str(source), "cpu", output=tmp_path / "port")
     assert port.directory is not None
+    assert (port.directory / "preprocessor_config.json").read_text() == '{"do_resize": true}'
     names = {p.name for p in port.directory.iterdir()}
     wanted = {"config.json", "port.json", "alignment.json", "upstream.diff", "README.md", "model.safetensors"}
     assert wanted | {"modeling_deepseek_v3_cpu.py"} <= names
