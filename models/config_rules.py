@@ -68,7 +68,6 @@ POSITIVE_OR_NULL = (
 )
 NOT_NEGATIVE = (
     "first_k_dense_replace",
-    "num_nextn_predict_layers",
     "n_shared_experts",
     "max_window_layers",
     "num_experts",
@@ -76,6 +75,14 @@ NOT_NEGATIVE = (
     "shared_expert_intermediate_size",
 )
 """A Qwen3-MoE of no experts is dense, and Qwen3-Coder states a shared expert of width 0."""
+NOT_NEGATIVE_OR_NULL = ("num_nextn_predict_layers",)
+INTEGERS = (
+    (POSITIVE, 1, False),
+    (POSITIVE_OR_NULL, 1, True),
+    (NOT_NEGATIVE, 0, False),
+    (NOT_NEGATIVE_OR_NULL, 0, True),
+)
+"""Names, the least value, and whether null stands for none."""
 PER_LAYER = ("num_experts", "num_local_experts")
 """Fields that may also be a list with a value for each layer (Hunyuan)."""
 SWITCHES = ("attention_bias", "tie_word_embeddings", "use_cache", "norm_topk_prob", "use_sliding_window")
@@ -161,7 +168,7 @@ LATENT_RULES: tuple[Rule, ...] = (
 
 def check_fields(fields: Mapping[str, Any], where: str) -> None:
     """Raise PorterError naming `where`, the field and what it must be for a value of the wrong type or range."""
-    for names, low, nullable in ((POSITIVE, 1, False), (POSITIVE_OR_NULL, 1, True), (NOT_NEGATIVE, 0, False)):
+    for names, low, nullable in INTEGERS:
         for name in names:
             if name in fields and not (nullable and fields[name] is None):
                 values = fields[name] if name in PER_LAYER and isinstance(fields[name], list) else [fields[name]]

@@ -72,6 +72,10 @@ def test_fields_of_sparse_linear_and_compressed_attention(fields: dict[str, Any]
         check_fields(fields, "x")
 
 
+def test_no_prediction_layers_may_be_null() -> None:
+    check_fields({"num_nextn_predict_layers": None}, "x")
+
+
 def test_heads_of_linear_attention_and_of_indexers_fit_each_other() -> None:
     with pytest.raises(PorterError, match="linear_num_value_heads is 33; must be a multiple of linear_num_key_heads"):
         check_config(Qwen3NextConfig(linear_num_value_heads=33), "x/config.json")
