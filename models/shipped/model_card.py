@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel
 
-from porter.models.shipped.recipes import VOCABULARY, Recipe
+from porter.models.shipped.recipe import VOCABULARY, Recipe
 
 CARD = """# {name}
 

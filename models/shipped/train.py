@@ -26,7 +26,8 @@ from porter.models.reduce import fill_hash_tables
 from porter.models.shipped.compressed_indexer import CompressedIndexerAlignment
 from porter.models.shipped.indexer_alignment import IndexerAlignment
 from porter.models.shipped.model_card import card
-from porter.models.shipped.recipes import BYTES, RECIPES, Recipe, byte_tokenizer
+from porter.models.shipped.recipe import BYTES, Recipe, byte_tokenizer
+from porter.models.shipped.recipes import RECIPES
 from porter.models.shipped.routing_balance import RoutingBalance
 
 HERE = Path(__file__).resolve().parent

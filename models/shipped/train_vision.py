@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from porter.models.shipped.model_card import vision_card
-from porter.models.shipped.recipes import RECIPES, Recipe, byte_tokenizer
+from porter.models.shipped.recipe import Recipe, byte_tokenizer
+from porter.models.shipped.recipes import RECIPES
 from porter.models.shipped.rendered_numbers import LONGEST, Picture, picture
 from porter.models.shipped.train import HERE, learning_rate, read_text, stored_precision, windows
 
