@@ -50,7 +50,8 @@ def trusted_source(golden: Golden) -> nn.Module | None:
     golden.weights()  # checks the digests before anything is built
     model = original_model(Path(described["checkpoint"]), dtype_of(golden.manifest["dtype"]), trust_remote_code=True)
     if type(model).__name__ != str(described["class"]).rpartition(".")[2]:
-        raise PorterError(f"{described['checkpoint']}: its code no longer defines {described['class']}; record it again")
+        where, name = described["checkpoint"], described["class"]
+        raise PorterError(f"{where}: its code no longer defines {name}; record it again")
     return _as_recorded(model)
 
 
@@ -58,7 +59,8 @@ def rebuild_source(golden: Golden, trust_remote_code: bool = False) -> nn.Module
     """The model that a golden recorded: class, config and weights, on the CPU, in the dtype it was recorded in.
 
     The class must be one of transformers' own: a golden is data and must not make porter import arbitrary code, unless
-    with `trust_remote_code`, and then only that of the checkpoint which the golden names. The experts run one by one and the attention as recorded. PorterError where class or weights cannot be had.
+    with `trust_remote_code`, and then only that of the checkpoint which the golden names. The experts run one by one
+    and the attention as recorded. PorterError where class or weights cannot be had.
     """
     trusted = trusted_source(golden) if trust_remote_code else None
     if trusted is not None:
