@@ -15,6 +15,19 @@ from benchmarks.families.questions import QUESTIONS, Answer, Ported
 from benchmarks.families.subjects import Subject, subjects
 from porter.errors import PorterError
 
+PREFACE = """# Families
+
+`python -m benchmarks.families --markdown docs/families.md` asks each family the same questions, on the trained checkpoint
+that porter ships or, where there is none, on transformers' model at reduced width with random weights, in float32:
+
+- float64 proof: the largest error of the whole ported model against transformers, over prefill, cached decoding, prefill in
+  pieces and left padding, with images where the family reads them;
+- prefill, decode, left-padded: `porter align` against a golden, and the largest share of a module's budget that is used;
+- greedy tokens: porter's own generation against transformers' `generate`;
+- round trip: the tensors of the checkpoint, bit for bit, from those of the port;
+- without porter: the exported directory, loaded where porter cannot be imported, predicts the same token.
+"""
+
 
 def answers(subject: Subject, folder: Path) -> dict[str, Answer]:
     """Every question's answer; what stops one is its figure, and the answer is no."""
@@ -33,8 +46,8 @@ def answers(subject: Subject, folder: Path) -> dict[str, Answer]:
 
 
 def markdown(rows: list[tuple[Subject, dict[str, Answer]]]) -> str:
-    """The table of docs/families.md."""
-    lines = [f"| family | checkpoint | {' | '.join(QUESTIONS)} |", "|---" * (len(QUESTIONS) + 2) + "|"]
+    """The text of docs/families.md."""
+    lines = [PREFACE, f"| family | checkpoint | {' | '.join(QUESTIONS)} |", "|---" * (len(QUESTIONS) + 2) + "|"]
     for subject, found in rows:
         cells = [f"{'yes' if a.yes else '**no**'} ({a.figure})" for a in found.values()]
         lines.append(f"| {subject.family.model_type} | {subject.weights} | {' | '.join(cells)} |")
