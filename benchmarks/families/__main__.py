@@ -17,12 +17,13 @@ from porter.errors import PorterError
 
 PREFACE = """# Families
 
-`python -m benchmarks.families --markdown docs/families.md` asks each family the same questions, on the trained checkpoint
-that porter ships or, where there is none, on transformers' model at reduced width with random weights, in float32:
+`python -m benchmarks.families --markdown docs/families.md` asks each family the same questions, in float32: on the
+trained checkpoint that porter ships or, where there is none, on transformers' model at reduced width with random
+weights.
 
-- float64 proof: the largest error of the whole ported model against transformers, over prefill, cached decoding, prefill in
-  pieces and left padding, with images where the family reads them;
-- prefill, decode, left-padded: `porter align` against a golden, and the largest share of a module's budget that is used;
+- float64 proof: the largest error of the whole ported model against transformers, over prefill, cached decoding,
+  prefill in pieces and left padding, with images where the family reads them;
+- prefill, decode, left-padded: `porter align` against a golden, and the largest share of a module's budget in use;
 - greedy tokens: porter's own generation against transformers' `generate`;
 - round trip: the tensors of the checkpoint, bit for bit, from those of the port;
 - without porter: the exported directory, loaded where porter cannot be imported, predicts the same token.
