@@ -137,9 +137,12 @@ def _holds_weights(model: nn.Module, name: str) -> bool:
 
 def _first_output(recorded: Recorded, model: nn.Module) -> Any:
     """What the candidate gives for the golden's first prompt, with an empty cache of its own."""
-    golden, record = recorded.golden, recorded.records[""][0]
+    golden = recorded.golden
     with torch.no_grad():
         if golden.detail == "full":
+            if "" not in recorded.records:
+                raise PorterError("the golden has no record of the whole model's call")
+            record = recorded.records[""][0]
             cache = new_cache(getattr(model, "config", None))
             inputs = mapped(recorded.value(record.inputs), natively, cache)
             return called(model, *inputs["args"], **inputs["kwargs"])
