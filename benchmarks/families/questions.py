@@ -92,7 +92,6 @@ class Ported:
             recorded = porter.capture(self.original, rows, Path(golden) / "golden", new_tokens=new_tokens)
             return porter.align(recorded, self.directory)
 
-
     def aligned_images(self, mask: torch.Tensor, new_tokens: int) -> Any:
         """The report of aligning the port with the original on the prompts with images."""
         with tempfile.TemporaryDirectory(dir=self.folder) as golden:
@@ -157,14 +156,23 @@ def generation(ported: Ported) -> Answer:
 
 
 def round_trip(ported: Ported) -> Answer:
-    """The checkpoint's own tensors from the port's, bit for bit."""
-    upstream = ported.port.correspondence.invert(ported.model.state_dict())
-    back = ported.port.layout.invert(upstream)
-    disk: dict[str, torch.Tensor] = {}
-    for file in sorted(ported.subject.directory.glob("*.safetensors")):
-        disk.update(load_file(file))
+    """The checkpoint's own tensors from those of the export, bit for bit, prediction layers among them."""
+    port = ported.port
+    state = {**ported.model.state_dict(), **_tensors(ported.directory)}
+    if port.prediction is not None:
+        state = port.prediction.correspondence.invert(state)
+    back = port.layout.invert(port.correspondence.invert(state))
+    if port.prediction is not None:
+        back = port.prediction.layout.invert(back)
+        back |= {name: back[of] for name, of in port.prediction.copies.items()}
+    disk = _tensors(ported.subject.directory)
     same = sum(name in back and torch.equal(tensor.float(), back[name].float()) for name, tensor in disk.items())
     return Answer(same == len(disk), f"{same}/{len(disk)}")
+
+
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """What the directory's weight files hold."""
+    return {name: t for file in sorted(directory.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
 def without_porter(ported: Ported) -> Answer:
