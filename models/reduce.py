@@ -38,6 +38,7 @@ REDUCED = {
     "index_head_dim": 10,
     "index_topk": 5,
     "o_lora_rank": 10,
+    "o_groups": 2,
     "hc_mult": 3,
     "linear_head_dim": 6,
     "linear_num_heads": 4,

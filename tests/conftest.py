@@ -25,7 +25,10 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     def make(model_type: str, name: str = "original", dtype: Any = None, **changes: Any) -> Path:
         family = families()[model_type]
         upstream = getattr(importlib.import_module(family.module), family.class_name)
-        model = randomise(upstream(reduced_config(upstream.config_class(**changes))))
+        config = reduced_config(upstream.config_class(**changes))
+        if hasattr(config, "index_topk"):
+            config.index_topk = 64  # relu leaves keys with equal scores of zero, and which of these are selected is free
+        model = randomise(upstream(config))
         directory = tmp_path / name
         (model if dtype is None else model.to(dtype)).save_pretrained(directory)
         return directory

@@ -16,19 +16,21 @@ import porter
 from porter.errors import PorterError, Refusal
 from porter.models.family import FAMILY_FILES
 from porter.models.proof import relative_error
+from porter.original import original_model
 
 Make = Callable[..., Path]
 
 RUN = """
 import json, sys, torch
-from transformers import AutoModelForCausalLM
+import transformers
 assert "porter" not in sys.modules
 try:
     import porter
     raise SystemExit("porter is importable here")
 except ModuleNotFoundError:
     pass
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype="auto").eval()
+auto = getattr(transformers, json.load(open(sys.argv[1] + "/config.json"))["auto_map"].popitem()[0])
+model = auto.from_pretrained(sys.argv[1], trust_remote_code=True, dtype="auto").eval()
 ids = torch.tensor([[5, 7, 11, 13, 17]])
 with torch.no_grad():
     logits = model(ids).logits[0, -1].double().tolist()
@@ -51,12 +53,10 @@ def run_without_porter(directory: Path, site: Path, home: Path, **environment: s
 
 @pytest.mark.parametrize("model_type", FAMILY_FILES)
 def test_runs_without_porter(model_type: str, random_checkpoint: Make, bare_site: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     original = random_checkpoint(model_type)
     port = porter.adapt(str(original), "cpu", scheme="fp32", output=tmp_path / "port")
     assert port.directory is not None
-    plain = AutoModelForCausalLM.from_pretrained(original).eval()
+    plain = original_model(original)
     ids = torch.tensor([[5, 7, 11, 13, 17]])
     with torch.no_grad():
         expected = plain(ids).logits[0, -1].double()

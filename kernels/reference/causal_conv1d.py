@@ -47,7 +47,8 @@ def _fake(
 def _cost(
     hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor | None
 ) -> Cost:
-    states = 2 * hidden_states.shape[0] * weight.numel() * hidden_states.element_size()
+    times = 1 if state is None else 2  # written, and read where there is one
+    states = times * hidden_states.shape[0] * weight.numel() * hidden_states.element_size()
     moved = moved_bytes(hidden_states, hidden_states, weight, bias) + states
     return Cost(moved, (2 * weight.shape[-1] + 4) * hidden_states.numel())
 

@@ -155,10 +155,12 @@ def _cost(
     beta: torch.Tensor,
     state: torch.Tensor | None,
 ) -> Cost:
-    """The state is read and written once; per token and head it is read for k and q and updated."""
+    """The state is written once, and read once where there is one; per token and head it is read for k and q and
+    updated."""
     cells = value.shape[0] * value.shape[2] * key.shape[-1] * value.shape[-1]
     width = torch.finfo(compute_dtype(value.dtype)).bits // 8
-    return Cost(moved_bytes(query, key, value, value, decay, beta) + 2 * cells * width, 6 * cells * value.shape[1])
+    times = 1 if state is None else 2
+    return Cost(moved_bytes(query, key, value, value, decay, beta) + times * cells * width, 6 * cells * value.shape[1])
 
 
 SHAPES = (  # batch, tokens, key heads, value heads, K, V

@@ -182,7 +182,7 @@ def test_a_sweep_lists_what_it_could_not_measure(dense: Any) -> None:
     source = copy.deepcopy(model)
     only_float32(source.model.layers[1].mlp)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("porter.alignment.sweep.rebuild_source", lambda golden: source)
+        patched.setattr("porter.alignment.sweep.rebuild_source", lambda *_: source)
         report = sweep(golden, copy.deepcopy(model), longest=4)
     assert "the source is not compared with its own prefill" in skipped(report, "")
     assert report.to_json()["sweep"]["failing"] is None

@@ -255,7 +255,7 @@ def test_nothing_is_aligned_that_could_not_be_swept(dense: Any, monkeypatch: pyt
         return forward(*args, **kwargs)
 
     wrap(source.model.layers[0].mlp, unlike_recorded)
-    monkeypatch.setattr("porter.alignment.sweep.rebuild_source", lambda golden: source)
+    monkeypatch.setattr("porter.alignment.sweep.rebuild_source", lambda *_: source)
     monkeypatch.setattr("porter.alignment.sweep.extent_of", lambda *_: Extent(2, 127, 128, False, "a test"))
     report = sweep(golden, copy.deepcopy(model), passes="weights")
     assert report.verdict == "incomparable"

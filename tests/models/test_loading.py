@@ -18,7 +18,10 @@ from porter.models.reduce import randomise, reduced_config
 def checkpoint(model_type: str, directory: Path) -> Any:
     family = families()[model_type]
     upstream = getattr(importlib.import_module(family.module), family.class_name)
-    model = randomise(upstream(reduced_config(upstream.config_class()))).eval()
+    config = reduced_config(upstream.config_class())
+    if hasattr(config, "index_topk"):
+        config.index_topk = 64  # relu leaves keys with equal scores of zero, and which of these are selected is free
+    model = randomise(upstream(config)).eval()
     model.save_pretrained(directory)
     return model
 

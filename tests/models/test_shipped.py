@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from porter.models.presets import shipped_directory
+from porter.models.shipped.recipe import byte_tokenizer
 from porter.models.shipped import recipes, train
 
 NAMES = ["tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-v32", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next"]
@@ -126,7 +127,7 @@ def test_tokenizer_gives_back_any_text_and_its_ids_are_the_bytes(name: str, text
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_tokenizer_is_the_recipes(name: str) -> None:
-    recipe = recipes.byte_tokenizer(recipes.RECIPES[name]())
+    recipe = byte_tokenizer(recipes.RECIPES[name]())
     assert TOKENIZERS[name].backend_tokenizer.to_str() == recipe.backend_tokenizer.to_str()
 
 
