@@ -27,7 +27,8 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         upstream = getattr(importlib.import_module(family.module), family.class_name)
         config = reduced_config(upstream.config_class(**changes))
         if hasattr(config, "index_topk"):
-            config.index_topk = 64  # relu leaves keys with equal scores of zero, and which of these are selected is free
+            # relu leaves keys with equal scores of zero, and which of these are selected is free.
+            config.index_topk = 64
         model = randomise(upstream(config))
         directory = tmp_path / name
         (model if dtype is None else model.to(dtype)).save_pretrained(directory)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from porter.models.presets import shipped_directory
-from porter.models.shipped.recipe import byte_tokenizer
 from porter.models.shipped import recipes, train
+from porter.models.shipped.recipe import byte_tokenizer
 
 NAMES = ["tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-v32", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next"]
 BOS = {name: [256] if "deepseek" in name else [] for name in NAMES}
