@@ -28,7 +28,7 @@ def capture(
     new_tokens: Annotated[int, typer.Option(min=0, help="Tokens to generate greedily per prompt.")] = 0,
     modules: Annotated[str | None, typer.Option(help="Record only modules whose name matches this regex.")] = None,
     detail: Annotated[str, typer.Option(help="full: whole tensors; sketch: projections; stats: statistics.")] = "full",
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16, float64.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), fp32, bf16, fp16 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device to run on.")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = _BATCH_SIZE,
     max_length: Annotated[int | None, typer.Option(min=1, help="Cut prompts to this many tokens.")] = None,

@@ -11,6 +11,8 @@ from porter.errors import PorterError
 from porter.original import original_model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+"""What `porter adapt` calls them."""
 
 
 def source_directory(model: str, trust_remote_code: bool = False) -> Path:
@@ -48,6 +50,7 @@ def load_source(directory: Path, dtype: str, device: torch.device, trust_remote_
     PorterError if a parameter is not in the checkpoint: transformers would make one up, and a golden recorded from it
     would be noise.
     """
+    dtype = SHORT.get(dtype, dtype)
     if dtype not in DTYPES:
         raise PorterError(f"--dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)

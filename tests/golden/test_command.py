@@ -160,3 +160,9 @@ def test_bad_models_and_directories(checkpoint: Path, tmp_path: Path, capsys: py
     assert not (tmp_path / "golden").exists()
     assert run(["golden", "show", str(tmp_path)]) == 2
     assert "not a golden" in capsys.readouterr().err
+
+
+def test_a_dtype_may_have_the_name_that_adapt_gives_it(tmp_path: Path) -> None:
+    options = ["--prompt", "a", "--dtype", "bf16", "--output", str(tmp_path / "g")]
+    assert run(["golden", "capture", "tiny-qwen3", *options]) == 0
+    assert Golden.open(tmp_path / "g").manifest["dtype"] == "bfloat16"
