@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,18 @@ def importable(family: Family) -> type[Any]:
     return type(
         family.class_name, (_Converting, generated), {"porter_family": family, "__module__": generated.__module__}
     )
+
+
+def lazily(family: Family, namespace: dict[str, Any]) -> Callable[[str], Any]:
+    """`__getattr__` of a family's module with that `namespace`: the ported class, made when it is first asked for."""
+
+    def attribute(name: str) -> Any:
+        if name != family.class_name:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        namespace[name] = importable(family)
+        return namespace[name]
+
+    return attribute
 
 
 def _config_class(family: Family) -> Any:

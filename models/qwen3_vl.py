@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from porter.models.family import Family, importable
+from porter.models.family import Family, lazily
 
 FAMILY = Family(
     model_type="qwen3_vl",
@@ -19,10 +17,4 @@ FAMILY = Family(
     ),
 )
 
-
-def __getattr__(name: str) -> Any:
-    """Qwen3VLForConditionalGeneration, generated and proven when it is first asked for."""
-    if name != FAMILY.class_name:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = importable(FAMILY)
-    return globals()[name]
+__getattr__ = lazily(FAMILY, globals())
