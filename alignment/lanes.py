@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from porter.alignment.calls import Call, filled_cache, mapped, new_cache
 from porter.alignment.forcing import ForcedCall, Handed, Untouched, forcing
-from porter.alignment.model_call import called
+from porter.alignment.model_call import called, input_embeddings
 from porter.alignment.observation import Observation, first_tensor, tensors
 from porter.alignment.precision_swap import to_float64
 from porter.alignment.routing import Choice, choice_of
@@ -207,18 +207,9 @@ def skipped_children(module: nn.Module, forced: Collection[str]) -> list[nn.Modu
     Not so the embedding of tokens, which a model may call itself though it lies within a child (vision and language).
     """
     found = [module.get_submodule(name) for name in forced]
-    embeddings = _input_embeddings(module)
+    embeddings = input_embeddings(module)
     left = [part for child in found for part in _without(child, embeddings)]
     return [child for child in left if next(child.children(), None) is not None]
-
-
-def _input_embeddings(module: nn.Module) -> nn.Module | None:
-    get = getattr(module, "get_input_embeddings", None)
-    try:
-        found = get() if callable(get) else None
-    except (NotImplementedError, AttributeError):  # transformers' way of saying that there are none
-        return None
-    return found if isinstance(found, nn.Module) else None
 
 
 def _without(module: nn.Module, part: nn.Module | None) -> list[nn.Module]:

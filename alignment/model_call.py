@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from porter.errors import PorterError
 
@@ -49,6 +50,16 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(torch.float64)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise CannotRun(line_of(error)) from error
+
+
+def input_embeddings(module: nn.Module) -> nn.Module | None:
+    """The embedding of tokens that a model says it has; None for a module that is no model, or has none."""
+    get = getattr(module, "get_input_embeddings", None)
+    try:
+        found = get() if callable(get) else None
+    except (NotImplementedError, AttributeError):  # transformers' way of saying that there are none
+        return None
+    return found if isinstance(found, nn.Module) else None
 
 
 def line_of(error: BaseException) -> str:

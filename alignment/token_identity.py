@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from porter.alignment.model_call import input_embeddings
 from porter.alignment.report import SanityCheck
 from porter.errors import PorterError
 from porter.golden.store import Golden
@@ -58,12 +59,7 @@ def _difference(golden: Sequence[list[int]], candidate: Sequence[list[int]]) -> 
 
 def vocabulary_holds(golden: Golden, model: nn.Module) -> Iterator[SanityCheck]:
     """Whether the candidate embeds every token that the golden was given."""
-    get = getattr(model, "get_input_embeddings", None)
-    try:
-        embedding = get() if callable(get) else None
-    except NotImplementedError:
-        embedding = None
-    rows = getattr(getattr(embedding, "weight", None), "shape", None)
+    rows = getattr(getattr(input_embeddings(model), "weight", None), "shape", None)
     prompts = prompts_of(golden)
     if not rows or not prompts:
         return

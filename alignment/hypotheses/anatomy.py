@@ -59,11 +59,6 @@ def recurrences(module: nn.Module, forced: Collection[str] = NONE) -> list[tuple
     ]
 
 
-def gated_mlps(module: nn.Module, forced: Collection[str] = NONE) -> list[tuple[str, nn.Module]]:
-    """Dense gated MLPs: gate_proj, up_proj, down_proj."""
-    return [(name, part) for name, part in parts(module, forced) if all(n in part._modules for n in GATED)]
-
-
 def experts(module: nn.Module, forced: Collection[str] = NONE) -> list[tuple[str, nn.Module]]:
     """Stacked experts: gate_up_proj [experts, 2 * intermediate, hidden] and down_proj."""
     return [(name, part) for name, part in parts(module, forced) if _three_dimensional(part, "gate_up_proj")]

@@ -149,10 +149,6 @@ def untied(change: Callable[[Tensor, Site], Tensor]) -> Plant:
     return plant
 
 
-def at_most(limit: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: x.clamp(-limit, limit)
-
-
 DENSE = ("qwen3", "llama", "qwen2")
 FAULTS = (
     Fault("act-gelu", ("activation",), ("qwen3", "llama"), activation(F.gelu), layers="dense"),

@@ -134,13 +134,6 @@ def not_a_number(name: str) -> Plant:
     return lambda site: site.output(name, lambda x: x / (x > x.min()))
 
 
-def nan_of_masked(site: Site) -> str:
-    """softmax over a row of which nothing may be seen."""
-    return layers.attention(
-        site, Attend(normalise=lambda s: (s.exp() / (s > s.amin()).sum(-1, keepdim=True)) + (s[..., :1] * 0))
-    )
-
-
 def noisy(name: str, size: float) -> Plant:
     """A race: every call errs differently."""
     return lambda site: site.output(name, lambda x: x * (1 + size * torch.randn_like(x)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.drift.families import Family
 
@@ -125,9 +125,3 @@ class Site:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.random.randrange(1 << 30)))
         return order if bool((order != torch.arange(count)).any()) else order.roll(1)
 
-
-def is_ported(module: nn.Module) -> bool:
-    """Whether a module holds Ops."""
-    return any(
-        getattr(type(value), "porter_op_call", False) or isinstance(value, WrongOp) for value in vars(module).values()
-    )
