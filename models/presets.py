@@ -22,8 +22,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTraine
 from porter.checkpoint.reader import CONFIG_LIMIT
 from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
-from porter.models.config_rules import check_config, check_fields
+from porter.models.config_rules import check_config
 from porter.models.family import families
+from porter.models.field_rules import check_fields
 
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = Path(__file__).parent / "shipped"

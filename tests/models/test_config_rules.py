@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from porter.errors import PorterError
-from porter.models.config_rules import check_config, check_fields
+from porter.models.config_rules import check_config
+from porter.models.field_rules import check_fields
 from porter.models.presets import preset, preset_names, read_config, shipped_directory
 
 CONTRADICTIONS = [

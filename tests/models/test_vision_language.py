@@ -20,8 +20,8 @@ import porter
 from porter.adaptation import stored_shapes
 from porter.errors import PorterError
 from porter.generation import generate
-from porter.models.config_rules import check_fields
 from porter.models.family import family_of
+from porter.models.field_rules import check_fields
 from porter.models.images import forget_positions, image_prompt
 from porter.models.presets import read_config
 from porter.models.proof import BOUND, prove_model
