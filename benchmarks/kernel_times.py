@@ -10,6 +10,7 @@ disturbs least; with more it is wall time and wants an idle machine.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +19,12 @@ import torch
 from torch.nn import functional
 
 from porter.kernels.cpu.provider import CpuProvider
+from porter.kernels.cpu.variable_length import variable_length
 
 COLD_BYTES = 1 << 28
 DECODE_SHAPES = ((3072, 576), (576, 1536), (960, 576), (49152, 576), (4096, 4096))
 PREFILL_SHAPES = ((8, 3072, 576), (16, 3072, 576), (64, 3072, 576), (256, 3072, 576), (256, 2048, 2048))
+PATCHES = 1024
 CACHES = ((9, 3, 64, 4096), (32, 8, 128, 4096))  # query heads, key heads, head size, keys
 
 
@@ -158,6 +161,20 @@ def _attention(provider: CpuProvider, timer: Timer, heads: int, key_heads: int, 
     show(f"attention {heads}/{key_heads}x{size} {keys} keys", rows, "GB/s")
 
 
+def vision(provider: CpuProvider, timer: Timer) -> None:
+    """Attention within segments of 1024 patches, 16 heads of 80: the kernel alone, and torch's once per segment."""
+    pairs = PATCHES * PATCHES * 16 * 80 * 4
+    for dtype, count in itertools.product((torch.float32, torch.bfloat16), (64, 16, 4, 1)):
+        qkv = torch.randn(3, PATCHES, 16, 80).to(dtype)
+        bounds = torch.arange(0, PATCHES + 1, PATCHES // count)
+        seconds = {
+            name: timer.best(partial(variable_length(provider.library, first), *qkv, bounds, 0.1))
+            for name, first in (("porter", PATCHES + 1), ("torch", 0))
+        }
+        rows = {name: (each, pairs / count / each / 1e9) for name, each in seconds.items()}
+        show(f"vision {count}x{PATCHES // count} {str(dtype).removeprefix('torch.')}", rows, "GFLOP/s")
+
+
 def overhead(provider: CpuProvider, timer: Timer) -> None:
     """The cost of a call that does almost nothing."""
     norm, x, weight = call_of(provider, "rms_norm", "standard"), torch.ones(1, 64), torch.ones(64)
@@ -178,7 +195,7 @@ def main() -> None:
     if reason is not None:
         raise SystemExit(reason)
     print(f"{provider.library.isa}, {options.threads} threads, memory read {stream(timer):.1f} GB/s")
-    for part in (overhead, decode, prefill, attention):
+    for part in (overhead, decode, prefill, attention, vision):
         part(provider, timer)
 
 

@@ -24,8 +24,8 @@ _pack_shape = Struct("4q").pack
 _pack_strides = Struct("6q").pack
 
 
-def variable_length(library: KernelLibrary) -> VariableLength:
-    """All segments and heads in one call of the kernel; torch's fused attention where segments are long."""
+def variable_length(library: KernelLibrary, torch_from: int = TORCH_FROM_TOKENS) -> VariableLength:
+    """All segments and heads in one call of the kernel; torch's fused attention from `torch_from` tokens a segment."""
 
     def call(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, scaling: float
@@ -33,7 +33,7 @@ def variable_length(library: KernelLibrary) -> VariableLength:
         tokens, heads, size = query.shape
         value_size = value.shape[2]
         found = segments(cu_seqlens, tokens)
-        if tokens >= TORCH_FROM_TOKENS * len(found) and value_size == size:
+        if tokens >= torch_from * len(found) and value_size == size:
             return _by_torch(query, key, value, found, scaling)
         bounds = (0, *(high for _, high in found))
         out = torch.empty((tokens, heads, value_size), dtype=query.dtype)
