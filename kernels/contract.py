@@ -196,8 +196,8 @@ class Provider(Protocol):
         `chip_name` is a catalogue name ("cpu-x86-avx2"), or "cpu" for the CPU of this machine. Compiles nothing.
         """
 
-    def implementation(self, name: str, variant: str) -> Implementation | None:
-        """The kernel of an Op; None when there is none."""
+    def implementation(self, name: str, variant: str, chip_name: str = "cpu") -> Implementation | None:
+        """The kernel of an Op on a chip that is supported; None when there is none."""
 
     def prepare(self) -> None:
         """Load what the kernels need now; a failure shows as a refusal of every later call."""

@@ -11,7 +11,8 @@ from torch import nn
 
 from porter.kernels.contract import StrictFallback
 from porter.kernels.library import register_library
-from porter.kernels.registry import DEFAULT_CHIP, DEFAULT_PROVIDERS, REFERENCE, OpRegistry, default_registry
+from porter.kernels.providers import DEFAULT_CHIP, DEFAULT_PROVIDERS
+from porter.kernels.registry import REFERENCE, OpRegistry, default_registry
 
 GRADIENTS = "gradients are needed; run under torch.no_grad()"
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from porter.kernels.contract import Op
-from porter.kernels.registry import DEFAULT_CHIP, DEFAULT_PROVIDERS, OpRegistry
+from porter.kernels.providers import DEFAULT_CHIP, DEFAULT_PROVIDERS
+from porter.kernels.registry import OpRegistry
 
 NAMESPACE = "porter"
 

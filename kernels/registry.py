@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from porter.kernels.contract import Implementation, Op, Provider, UnknownOp
-from porter.kernels.cpu.provider import CpuProvider
+from porter.kernels.providers import make_providers
 from porter.kernels.reference.activation import OPS as ACTIVATION
 from porter.kernels.reference.attention import OPS as ATTENTION
 from porter.kernels.reference.causal_conv1d import OPS as CAUSAL_CONV1D
@@ -35,8 +35,6 @@ from porter.kernels.reference.sparse_mla_attention import OPS as SPARSE_MLA_ATTE
 from porter.kernels.reference.variable_length import OPS as VARIABLE_LENGTH
 
 REFERENCE = "reference"
-DEFAULT_CHIP = "cpu"
-DEFAULT_PROVIDERS = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class OpRegistry:
                 refused[provider_name] = "no such provider is installed"
             elif (reason := provider.supported(chip_name)) is not None:
                 refused[provider_name] = reason
-            elif (implementation := provider.implementation(name, variant)) is None:
+            elif (implementation := provider.implementation(name, variant, chip_name)) is None:
                 refused[provider_name] = f"has no kernel for {name}/{variant}"
             else:
                 implementations.append((provider_name, implementation))
@@ -129,4 +127,4 @@ def default_registry() -> OpRegistry:
         *DELTA_RULE,
         *SAMPLING,
     )
-    return OpRegistry.of(ops, [CpuProvider()])
+    return OpRegistry.of(ops, make_providers())

@@ -161,7 +161,7 @@ class CpuProvider:
             return str(error)
         return None
 
-    def implementation(self, name: str, variant: str) -> Implementation | None:
+    def implementation(self, name: str, variant: str, chip_name: str = "cpu") -> Implementation | None:
         """The kernel, which compiles the library when it is first asked whether it accepts a call."""
         found = KERNELS.get((name, variant))
         if found is None:

@@ -26,7 +26,7 @@ class FloatsOnly:
     def supported(self, chip_name: str) -> str | None:
         return None if chip_name.startswith("cpu-x86") else "needs an x86 CPU"
 
-    def implementation(self, name: str, variant: str) -> Implementation | None:
+    def implementation(self, name: str, variant: str, chip_name: str = "cpu") -> Implementation | None:
         if (name, variant) != ("swiglu", "standard"):
             return None
         evidence = Evidence("measured", "tests", "2026-11-30", "some CPU")

@@ -30,7 +30,7 @@ class Float32Norm:
     def supported(self, chip_name: str) -> str | None:
         return None if chip_name == self.chip else f"runs on {self.chip} alone"
 
-    def implementation(self, name: str, variant: str) -> Implementation | None:
+    def implementation(self, name: str, variant: str, chip_name: str = "cpu") -> Implementation | None:
         if (name, variant) != ("rms_norm", "standard"):
             return None
         return Implementation(self.call, self.accepts, Evidence("measured"))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from porter.kernels.contract import Evidence, Implementation, Op
-from porter.kernels.registry import DEFAULT_CHIP, default_registry
+from porter.kernels.providers import DEFAULT_CHIP
+from porter.kernels.registry import default_registry
 from porter.kernels.verification import _moved, verify
 
 

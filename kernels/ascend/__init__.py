@@ -1,0 +1,1 @@
+"""Kernels of torch_npu for Huawei Ascend chips."""

@@ -1,0 +1,1 @@
+"""What the vendor's operators take, as data."""

@@ -1,0 +1,1 @@
+"""The vendor's operators on the CPU, by their documented semantics."""

@@ -1,0 +1,43 @@
+"""Which tensors are in the vendor's blocked layout FRACTAL_NZ. The values stay in plain order; the format is noted by
+storage, as views share it."""
+
+from __future__ import annotations
+
+import torch
+
+from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ, Call, VendorRefusal
+
+PLAIN = 2
+"""The vendor's number of the plain layout."""
+
+
+class Formats:
+    """The formats of the tensors that were cast while the emulator is active."""
+
+    def __init__(self) -> None:
+        # Storages are kept alive, so that no other tensor comes to lie at the address of a noted one.
+        self._blocked: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, tensor: torch.Tensor) -> int:
+        """FRACTAL_NZ or PLAIN."""
+        storage = tensor.untyped_storage()
+        return FRACTAL_NZ if storage.nbytes() and storage.data_ptr() in self._blocked else PLAIN
+
+    def note(self, tensor: torch.Tensor, acl_format: int) -> None:
+        """Remember that `tensor` is in `acl_format` from now on."""
+        storage = tensor.untyped_storage()
+        if acl_format == FRACTAL_NZ:
+            self._blocked[storage.data_ptr()] = storage
+        else:
+            self._blocked.pop(storage.data_ptr(), None)
+
+    def check(self, call: Call) -> None:
+        """Raise VendorRefusal where an argument is in FRACTAL_NZ that the operator reads as plain."""
+        for name, value in call.arguments.items():
+            tensors = value if isinstance(value, (list, tuple)) else [value]
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and name not in call.op.nz and self.of(tensor) == FRACTAL_NZ:
+                    raise VendorRefusal(
+                        f"{call.op.name}: {name} is in FRACTAL_NZ, which this operator reads as plain; cast only "
+                        "weights of matrix products"
+                    )

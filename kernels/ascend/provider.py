@@ -1,0 +1,76 @@
+"""The Ascend provider: each Op as calls of torch_npu, refused by the catalogue where the vendor documents otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, Call
+from porter.kernels.ascend.dry_run import Kernel, dry_run, signature
+from porter.kernels.ascend.norm import KERNELS as NORM
+from porter.kernels.ascend.vendor import device_type, load_torch_npu
+from porter.kernels.contract import Evidence, Implementation
+
+KERNELS: dict[tuple[str, str], Kernel] = {**NORM}
+"""(op, variant) to the function that makes the calls; its first argument is torch_npu."""
+
+EMULATED = Evidence(
+    "emulated",
+    "the vendor's documented semantics on the CPU, its constraints enforced; schemas those of torch_npu 2.13.0",
+    date="2026-11-30",
+)
+REMEMBERED = 4096
+"""Shapes of calls whose verdict a kernel keeps; a longer history than any batch needs is forgotten whole."""
+
+
+class AscendProvider:
+    """Kernels of torch_npu. Needs nothing of the vendor's until a kernel is called."""
+
+    name = "ascend"
+
+    def supported(self, chip_name: str) -> str | None:
+        """None for Ascend chips, on any machine: what runs there can be planned anywhere."""
+        return None if chip_name in CHIPS else f"the kernels run on {', '.join(CHIPS)}, not on {chip_name}"
+
+    def implementation(self, name: str, variant: str, chip_name: str = A2) -> Implementation | None:
+        """The kernel of an Op, which accepts what the vendor documents for `chip_name`; None when there is none."""
+        kernel = KERNELS.get((name, variant))
+        return None if kernel is None else Implementation(_call(kernel), _accepts(kernel, chip_name), EMULATED)
+
+    def prepare(self) -> None:
+        """Nothing to load ahead: torch_npu loads with the first call."""
+
+    def calls(
+        self, name: str, variant: str, chip: str, arguments: tuple[Any, ...]
+    ) -> tuple[str | None, tuple[Call, ...]]:
+        """(why not, or None, and the vendor calls) of the Op on `chip` for `arguments` of any device."""
+        kernel = KERNELS.get((name, variant))
+        if kernel is None:
+            return f"has no kernel for {name}/{variant}", ()
+        return dry_run(kernel, chip, arguments)
+
+
+def _call(kernel: Kernel) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return kernel(load_torch_npu(), *arguments)
+
+    return call
+
+
+def _accepts(kernel: Kernel, chip_name: str) -> Callable[..., str | None]:
+    verdicts: dict[tuple[Any, ...], str | None] = {}
+
+    def accepts(*arguments: Any) -> str | None:
+        wanted = device_type()
+        if any(isinstance(a, torch.Tensor) and a.device.type != wanted for a in arguments):
+            return f"a tensor is not on {wanted}"
+        key = signature(arguments)
+        if key not in verdicts:
+            if len(verdicts) >= REMEMBERED:
+                verdicts.clear()
+            verdicts[key], _ = dry_run(kernel, chip_name, arguments)
+        return verdicts[key]
+
+    return accepts
