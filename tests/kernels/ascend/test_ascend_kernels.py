@@ -14,7 +14,7 @@ from porter.kernels.registry import default_registry
 from porter.kernels.verification import verify
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def emulator() -> Iterator[Emulator]:
     with emulated_npu(A2) as active:
         yield active
