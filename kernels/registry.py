@@ -17,6 +17,7 @@ from porter.kernels.reference.clamped_experts import OPS as CLAMPED_EXPERTS
 from porter.kernels.reference.compressor import OPS as COMPRESSOR
 from porter.kernels.reference.delta_rule import OPS as DELTA_RULE
 from porter.kernels.reference.experts import OPS as EXPERTS
+from porter.kernels.reference.experts_w4a8 import OPS as EXPERTS_W4A8
 from porter.kernels.reference.gates import OPS as GATES
 from porter.kernels.reference.grouped_linear import OPS as GROUPED_LINEAR
 from porter.kernels.reference.grouped_softmax import OPS as GROUPED_SOFTMAX
@@ -119,6 +120,7 @@ def default_registry() -> OpRegistry:
         *GROUPED_SOFTMAX,
         *SCORE_ROUTER,
         *EXPERTS,
+        *EXPERTS_W4A8,
         *CLAMPED_EXPERTS,
         *COMPRESSOR,
         *HYPER_CONNECTION,
