@@ -5,7 +5,7 @@ K = I, N = H), N even:
 
 - `weight` int8 [E, K, N / 2]: two's complement nibbles of values in [-8, 7]; byte n of row k holds output 2n in its low
   four bits and output 2n + 1 in its high four. Seen as int32 [E, K, N / 8] it is the int4 of npu_grouped_matmul, which
-  needs N a multiple of 8. AscendV1 files hold [N / 2, K] of the same bytes per expert, so a transposition makes one from the other.
+  needs N a multiple of 8. AscendV1 files hold [N / 2, K] of the same bytes per expert: the transpose of one of these.
 - `scale` int64 [E, N]: the bits of a float32 scale of each output in the low half, zero in the high half.
 - `scale_bias` float32 [E, N]: 8 * sum over k of weight * scale. The chip multiplies the two nibbles of an activation
   code separately, the low one shifted by -8, and adds this to make up for the shift, so it is part of the product:
