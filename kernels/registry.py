@@ -24,6 +24,7 @@ from porter.kernels.reference.grouped_softmax import OPS as GROUPED_SOFTMAX
 from porter.kernels.reference.hyper_connection import OPS as HYPER_CONNECTION
 from porter.kernels.reference.indexer import OPS as INDEXER
 from porter.kernels.reference.linear import OPS as LINEAR
+from porter.kernels.reference.linear_static import OPS as LINEAR_STATIC
 from porter.kernels.reference.mla_attention import OPS as MLA_ATTENTION
 from porter.kernels.reference.norm import OPS as NORM
 from porter.kernels.reference.rope import OPS as ROPE
@@ -109,6 +110,7 @@ def default_registry() -> OpRegistry:
         *ROPE_FREQUENCIES,
         *ACTIVATION,
         *LINEAR,
+        *LINEAR_STATIC,
         *GROUPED_LINEAR,
         *ATTENTION,
         *VARIABLE_LENGTH,
