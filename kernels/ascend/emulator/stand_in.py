@@ -46,6 +46,10 @@ class Emulator:
             observe(call, result)
         return result
 
+    def kernel(self, op: VendorOp) -> Callable[..., Any]:
+        """What a dispatcher calls for `op` on CPU tensors."""
+        return lambda *positional, **keywords: self.run(op, positional, keywords)
+
 
 @contextmanager
 def emulated_npu(chip: str = A2) -> Iterator[Emulator]:
@@ -59,7 +63,7 @@ def emulated_npu(chip: str = A2) -> Iterator[Emulator]:
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for op in catalogue().values():
         library.define(op.name + op.schema)
-        library.impl(op.name, _implementation(emulator, op), "CPU")
+        library.impl(op.name, emulator.kernel(op), "CPU")
         library.impl(op.name, _shapes(emulator, op), "Meta")
     sys.modules["torch_npu"] = _module(emulator)
     try:
@@ -67,13 +71,6 @@ def emulated_npu(chip: str = A2) -> Iterator[Emulator]:
     finally:
         del sys.modules["torch_npu"]
         library._destroy()
-
-
-def _implementation(emulator: Emulator, op: VendorOp) -> Callable[..., Any]:
-    def implementation(*positional: Any, **keywords: Any) -> Any:
-        return emulator.run(op, positional, keywords)
-
-    return implementation
 
 
 def _shapes(emulator: Emulator, op: VendorOp) -> Callable[..., Any]:

@@ -1,0 +1,1 @@
+"""What porter says of torch_npu against the vendor's own wheel, in an environment that has it and no chip."""

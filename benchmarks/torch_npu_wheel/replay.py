@@ -1,0 +1,84 @@
+"""Recorded calls through torch_npu's own functions, dispatcher and meta kernels, on tensors without values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+
+from benchmarks.torch_npu_wheel.recording import Recorded, decoded, listed
+from porter.kernels.ascend.catalogue.table import catalogue
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P
+
+SOC_VERSIONS = {A2: 223, A3: 250, A5: 260, I310P: 202}
+"""The vendor's number of one chip of each kind (910B3, 910_9391, 950, 310P3: enum SocVersion in its NpuVariables.h)."""
+CANN_VERSION = "8.5.0"
+"""The release of CANN that the wheel's own table of versions pairs with it; the stub libraries have none."""
+DEVICES = ("npu", "meta")
+
+Verdict = Literal["equal", "different", "refused", "unbound", "no meta"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One call on one device. `detail`: the outputs that differ, or what the vendor's meta kernel or binding said."""
+
+    call: Recorded
+    device: str
+    verdict: Verdict
+    detail: str = ""
+
+
+def has_meta(op: str) -> bool:
+    """Whether the wheel can tell the outputs of `op` without a chip."""
+    keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(f"npu::{op}", key) for key in keys)
+
+
+@contextmanager
+def as_chip(metas: Any, chip: str) -> Iterator[None]:
+    """Inside, the vendor's meta kernels (module `metas`) take the machine for one with `chip` and CANN_VERSION."""
+    saved = metas.get_soc_version, metas.get_cann_version
+    metas.get_soc_version, metas.get_cann_version = lambda: SOC_VERSIONS[chip], lambda: CANN_VERSION
+    try:
+        yield
+    finally:
+        metas.get_soc_version, metas.get_cann_version = saved
+
+
+def replay(module: Any, metas: Any, call: Recorded, device: str) -> Replayed:
+    """Make `call` with every argument passed, by `module`, torch_npu, on `device`: one of DEVICES."""
+    mode = FakeTensorMode() if device == "npu" else nullcontext()
+    with as_chip(metas, call["chip"]), mode, torch.no_grad():
+        arguments = {name: decoded(value, device) for name, value in call["arguments"].items()}
+        ordered = [a.name for a in catalogue()[call["op"]].signature if not a.keyword_only]
+        positional = [arguments.pop(name) for name in ordered]
+        try:
+            result = getattr(module, call["op"])(*positional, **arguments)
+        except Exception as error:  # whatever the wheel raises is what is reported
+            return Replayed(call, device, _verdict(call["op"], error), _first_line(error))
+    got = [{"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")} for t in listed(result)]
+    ours = [{"shape": t["shape"], "dtype": t["dtype"]} for t in call["outputs"]]
+    if got == ours:
+        return Replayed(call, device, "equal")
+    return Replayed(call, device, "different", f"ours {_short(ours)}; vendor's {_short(got)}")
+
+
+def _verdict(op: str, error: Exception) -> Verdict:
+    """Without a meta kernel, the dispatcher looks for one only once the arguments fit the schema."""
+    if has_meta(op):
+        return "refused"
+    return "no meta" if isinstance(error, (NotImplementedError, UnsupportedOperatorException)) else "unbound"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _short(outputs: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{o['dtype']}{o['shape']}" for o in outputs)
