@@ -1,15 +1,18 @@
 """Routed experts with int4 weights and int8 activations, in the layout that Ascend's grouped products read.
 
 Each stacked weight is three tensors. For a product of K inputs and N outputs (gate_up: K = H, N = 2I, gate first; down:
-K = I, N = H), N even:
+K = I, N = H), N even, and G groups of K / G inputs that have a scale each:
 
 - `weight` int8 [E, K, N / 2]: two's complement nibbles of values in [-8, 7]; byte n of row k holds output 2n in its low
   four bits and output 2n + 1 in its high four. Seen as int32 [E, K, N / 8] it is the int4 of npu_grouped_matmul, which
   needs N a multiple of 8. AscendV1 files hold [N / 2, K] of the same bytes per expert: the transpose of one of these.
-- `scale` int64 [E, N]: the bits of a float32 scale of each output in the low half, zero in the high half.
+- `scale` int64 [E, G, N]: the bits of a float32 scale of each group and output in the low half, zero in the high half.
+  G = 1 is one scale per output channel. npu_grouped_matmul documents groups of 256 inputs alone for a bfloat16 result,
+  so `scale_groups(K)` are the groups to store: K / 256 where 256 divides K, else 1, which Ascend refuses for down. Scales
+  per channel are stored by repeating them over the groups.
 - `scale_bias` float32 [E, N]: 8 * sum over k of weight * scale. The chip multiplies the two nibbles of an activation
   code separately, the low one shifted by -8, and adds this to make up for the shift, so it is part of the product:
-  ((codes - 8) @ weight * scale + scale_bias) * activation_scale. A wrong one makes a wrong result, here as there.
+  ((codes - 8) @ (weight * scale) + scale_bias) * activation_scale. A wrong one makes a wrong result, here as there.
 
 `pack_int4`, `pack_scale` and `make_scale_bias` make the three from a plain int4 weight [..., N, K] and its scale.
 """
@@ -28,6 +31,13 @@ from porter.kernels.reference.linear import int8_product, quantize_per_token
 
 SHIFT = 8
 """What the chip takes from the low nibble of a code, to fit it into int4."""
+GROUP = 256
+"""Inputs that share a scale in npu_grouped_matmul's product of int8 and int4."""
+
+
+def scale_groups(inputs: int) -> int:
+    """The number of scales along K that Ascend's kernel reads for a product of `inputs` inputs: K / 256, or 1."""
+    return inputs // GROUP if inputs and inputs % GROUP == 0 else 1
 
 
 def pack_int4(weight: torch.Tensor) -> torch.Tensor:
@@ -54,8 +64,13 @@ def unpack_scale(packed: torch.Tensor) -> torch.Tensor:
 
 
 def make_scale_bias(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """weight [..., N, K] int8, scale [..., N] -> float32 [..., N]: 8 * sum over k of weight * scale, rounded once."""
-    return (SHIFT * weight.sum(dim=-1, dtype=torch.int64) * scale.double()).float()
+    """weight [..., N, K] int8, scale [..., G, N] -> float32 [..., N]: 8 * sum over k of weight * scale, rounded once."""
+    return (SHIFT * (_group_sums(weight, scale.shape[-2]) * scale.double()).sum(dim=-2)).float()
+
+
+def _group_sums(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """weight [..., N, K] -> float64 [..., G, N]: its sums over the inputs of each group, exact."""
+    return weight.unflatten(-1, (groups, -1)).sum(dim=-1, dtype=torch.int64).transpose(-1, -2).double()
 
 
 def product_w4a8(
@@ -63,13 +78,18 @@ def product_w4a8(
 ) -> torch.Tensor:
     """x [T, K] quantized per token, times one expert's packed weight, scale and scale_bias -> [T, N] in `dtype`.
 
-    (codes @ weight * scale + (scale_bias - 8 * sum(weight) * scale)) * activation_scale: the chip's formula with the
+    (codes @ (weight * scale) + (scale_bias - 8 * sum(weight * scale))) * activation_scale: the chip's formula with the
     large terms, which cancel where scale_bias is right, taken together.
     """
     codes, activation_scale = quantize_per_token(x)
-    plain, factor = unpack_int4(weight).contiguous(), unpack_scale(scale).to(dtype)
-    left = scale_bias.to(dtype) - SHIFT * plain.sum(dim=-1, dtype=torch.int64).to(dtype) * factor
-    return (int8_product(codes, plain).to(dtype) * factor + left) * activation_scale.to(dtype)
+    plain, factor = unpack_int4(weight), unpack_scale(scale)
+    shift = (SHIFT * _group_sums(plain, len(factor)).to(dtype) * factor.to(dtype)).sum(dim=0)
+    total = (scale_bias.to(dtype) - shift).expand(len(x), -1)
+    for group, group_codes, group_factor in zip(
+        plain.chunk(len(factor), dim=-1), codes.chunk(len(factor), dim=-1), factor.to(dtype), strict=True
+    ):
+        total = total + int8_product(group_codes, group).to(dtype) * group_factor
+    return total * activation_scale.to(dtype)
 
 
 def _mlp(dtype: torch.dtype | None, *stacked: torch.Tensor) -> ExpertMLP:
@@ -93,8 +113,8 @@ def experts_w4a8(
     down_scale_bias: torch.Tensor,
 ) -> torch.Tensor:
     """As experts/w8a8 with packed int4 weights: hidden [T, H], top_k_index [T, k] int64, top_k_weights [T, k], gate_up
-    int8 [E, H, I], its scale int64 [E, 2I] and scale_bias [E, 2I], down int8 [E, I, H / 2], its scale int64 [E, H] and
-    scale_bias [E, H] -> [T, H]. The layout is this file's."""
+    int8 [E, H, I], its scale int64 [E, G, 2I] and scale_bias [E, 2I], down int8 [E, I, H / 2], its scale int64
+    [E, G, H] and scale_bias [E, H] -> [T, H]. The layout is this file's; the two products may differ in G."""
     mlp = _mlp(None, gate_up, gate_up_scale, gate_up_scale_bias, down, down_scale, down_scale_bias)
     dtype = compute_dtype(hidden.dtype)
     return routed_sum(hidden, top_k_index, top_k_weights, gate_up.shape[0], mlp, dtype).to(hidden.dtype)
@@ -116,7 +136,7 @@ def _cost(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, *sta
     """Reads the weights of the experts that are hit: at most one per token and choice; two weights per byte."""
     experts = stacked[0].shape[0]
     hit = min(experts, index.numel())
-    per_expert = 2 * sum(w[0].numel() for w in stacked if w.dim() == 3)
+    per_expert = 2 * sum(w[0].numel() for w in stacked if w.dtype == torch.int8)
     moved = moved_bytes(hidden, hidden, index, weights) + moved_bytes(*stacked) * hit // experts
     return Cost(moved, 2 * index.numel() * per_expert)
 
@@ -126,7 +146,8 @@ SHAPES = (  # tokens, hidden size, intermediate size, experts, top_k
     (5, 34, 17, 4, 4),
     (1, 64, 32, 8, 2),
     (13, 96, 60, 16, 3),
-    (37, 256, 256, 3, 1),
+    (37, 64, 256, 3, 1),
+    (6, 512, 512, 4, 2),
     (0, 32, 16, 4, 2),
 )
 
@@ -134,7 +155,7 @@ SHAPES = (  # tokens, hidden size, intermediate size, experts, top_k
 def _stacked(draw: Draw, experts: int, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
     """(weight, scale, scale_bias) of about unit output variance."""
     weight = draw.integers(-8, 8, experts, outputs, inputs).to(torch.int8)
-    scale = (draw.uniform(experts, outputs) + 0.5) / (4.6 * inputs**0.5)
+    scale = (draw.uniform(experts, scale_groups(inputs), outputs) + 0.5) / (4.6 * inputs**0.5)
     return pack_int4(weight), pack_scale(scale), make_scale_bias(weight, scale)
 
 
