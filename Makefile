@@ -1,13 +1,16 @@
 # make demo: porter at work in a minute. make test: the tests. Both make .venv the first time.
-# PYTHON=python3.12 picks the interpreter; ARGS="tests/chips -x" goes to pytest.
+# make ascend-wheel: what porter says of torch_npu against the vendor's wheel, in an environment of its own, NPU_VENV.
+# PYTHON=python3.12 picks the interpreter; ARGS="tests/chips -x" goes to pytest, or to the checks of the wheel.
 VENV := .venv
+NPU_VENV ?= .venv-torch-npu
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+TORCH_NPU := torch-npu==2.13.0
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.10 python3.13 python3)
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
 ARGS ?=
 
-.PHONY: demo test clean
+.PHONY: demo test ascend-wheel clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/python -m porter.cli.demo
@@ -15,8 +18,11 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
+ascend-wheel: $(VENV)/.installed $(NPU_VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torch_npu_wheel --python $(NPU_VENV)/bin/python $(ARGS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(NPU_VENV) build *.egg-info
 
 $(BIN)/python:
 	@for python in $(PYTHONS); do \
@@ -32,4 +38,11 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
 	@echo "installing what the tests need into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
+	@touch $@
+
+# torch must not load torch_npu by itself: the libraries of CANN are not there.
+$(NPU_VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing porter, $(TORCH) and $(TORCH_NPU) into $(NPU_VENV): minutes, the first time"
+	@$(BIN)/python -m venv $(NPU_VENV)
+	@$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) $(TORCH_NPU) -e .
 	@touch $@

@@ -1,0 +1,101 @@
+"""All checks: record here, under the emulator; replay in a process of the wheel's environment; compare."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.torch_npu_wheel.generation import chip_of, generated
+from benchmarks.torch_npu_wheel.recording import Recorder, record_kernels
+from benchmarks.torch_npu_wheel.report import markdown, problems
+from porter.adaptation import adapt
+from porter.errors import PorterError, Refusal
+from porter.kernels.ascend.catalogue.vendor_op import CHIPS
+from porter.kernels.ascend.emulator.stand_in import emulated_npu
+
+ROOT = Path(__file__).parents[2]
+MODELS = (
+    ("tiny-deepseek-v2", "bf16"),
+    ("tiny-deepseek-v3", "bf16"),
+    ("tiny-deepseek-v3", "int8"),
+    ("tiny-deepseek-v32", "bf16"),
+    ("tiny-qwen3", "bf16"),
+    ("tiny-qwen3", "int8"),
+    ("tiny-qwen3-moe", "bf16"),
+    ("tiny-qwen3-moe", "int8"),
+    ("tiny-qwen3-next", "bf16"),
+)
+"""(shipped checkpoint, scheme) of each port that is made and run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what was compared and what differs. Returns 1 where a difference is not explained, else 0."""
+    options = _options(arguments)
+    disable_progress_bar()
+    # What the exported directories' code is cached under; also for the other process.
+    os.environ["HF_MODULES_CACHE"] = str((options.work / "modules").resolve())
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    recorder, ports, refused = Recorder(), {}, {}
+    cases = {chip: dict(record_kernels(recorder, chip)) for chip in options.chips}
+    for model, scheme in () if options.no_ports else MODELS:
+        name, directory = f"{model} {scheme}", options.work / f"{model}-{scheme}"
+        try:
+            adapt(model, "ascend", scheme=scheme, output=directory)
+            ports[name] = directory
+        except (PorterError, Refusal) as error:
+            refused[name] = str(error)
+    ports |= {directory.name: directory for directory in options.port}
+    declared = {}
+    for name, directory in ports.items():
+        recorder.source = f"port {name}"
+        declared[name] = generated(directory, emulated_npu(chip_of(directory)), (recorder,))
+    findings = on_wheel(options.python, options.work, recorder.calls, ports)
+    findings |= {"cases": cases, "declared": declared, "refused": refused}
+    text = markdown(findings)
+    print(text)
+    if options.report is not None:
+        options.report.write_text(text + "\n", encoding="utf-8")
+    unexplained = problems(findings)
+    print(*unexplained, f"{len(unexplained)} unexplained differences", sep="\n", file=sys.stderr)
+    return 1 if unexplained else 0
+
+
+def on_wheel(python: Path, work: Path, calls: list[dict[str, Any]], ports: dict[str, Path]) -> dict[str, Any]:
+    """What a process of the interpreter `python`, which has torch_npu, finds about `calls` and `ports`.
+
+    Raises RuntimeError where that process fails.
+    """
+    (work / "calls.json").write_text(json.dumps(calls), encoding="utf-8")
+    (work / "ports.json").write_text(json.dumps({n: str(d.resolve()) for n, d in ports.items()}), encoding="utf-8")
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"}
+    # torch_npu refuses a process with another accelerator.
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [str(python.absolute()), "-m", "benchmarks.torch_npu_wheel.inside", str(work.resolve())]
+    log = work / "wheel.log"
+    with log.open("w", encoding="utf-8") as stream:
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, check=False).returncode
+    if code:
+        raise RuntimeError(f"{' '.join(command)}: exit status {code}; {log} ends with {log.read_text()[-2000:]}")
+    findings: dict[str, Any] = json.loads((work / "findings.json").read_text(encoding="utf-8"))
+    return findings
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_npu_wheel", description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="interpreter of the environment with torch_npu")
+    parser.add_argument("--work", type=Path, default=ROOT / "out" / "torch_npu_wheel", help="folder for what is written")
+    parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=CHIPS, help="chips whose kernels are run")
+    parser.add_argument("--port", type=Path, action="append", default=[], help="an exported directory to run as well")
+    parser.add_argument("--no-ports", action="store_true", help="run the kernels' own cases alone")
+    parser.add_argument("--report", type=Path, help="file to write the tables to")
+    return parser.parse_args(arguments)
