@@ -21,13 +21,15 @@ class TensorRecipe:
     """Outputs (name -> dtype, shape) computed together from the named source tensors.
 
     `compute` also takes one of `pieces` equal runs of the sources and gives those rows of the outputs: no row depends
-    on another's sources, so a stack of experts is converted in the memory of one.
+    on another's sources, so a stack of experts is converted in the memory of one. With `by_rows` it also takes some rows
+    of a piece's one source, and gives those of the outputs.
     """
 
     outputs: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     sources: tuple[str, ...]
     compute: Compute
     pieces: int = 1
+    by_rows: bool = False
 
 
 def recipes(
@@ -105,7 +107,9 @@ def _int8_recipe(
         return {name: weight, scale_name: scale}
 
     shape = tuple(tensor.shape)
-    return TensorRecipe({name: (torch.int8, shape), scale_name: (torch.float32, shape[:-1])}, sources, compute, pieces)
+    outputs = {name: (torch.int8, shape), scale_name: (torch.float32, shape[:-1])}
+    by_rows = entry is None and pieces == len(sources)
+    return TensorRecipe(outputs, sources, compute, pieces, by_rows)
 
 
 def consumed(recipe_list: Iterable[TensorRecipe]) -> set[str]:
