@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.activation import KERNELS as ACTIVATION
 from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, Call
 from porter.kernels.ascend.dry_run import Kernel, dry_run, signature
+from porter.kernels.ascend.linear import EVIDENCE as OF_ATEN
+from porter.kernels.ascend.linear import KERNELS as LINEAR
 from porter.kernels.ascend.norm import KERNELS as NORM
+from porter.kernels.ascend.rope import KERNELS as ROPE
+from porter.kernels.ascend.sparse_attention import KERNELS as SPARSE_ATTENTION
 from porter.kernels.ascend.vendor import device_type, load_torch_npu
 from porter.kernels.contract import Evidence, Implementation
 
-KERNELS: dict[tuple[str, str], Kernel] = {**NORM}
+KERNELS: dict[tuple[str, str], Kernel] = {**ACTIVATION, **ROPE, **NORM, **LINEAR, **SPARSE_ATTENTION}
 """(op, variant) to the function that makes the calls; its first argument is torch_npu."""
 
 EMULATED = Evidence(
@@ -37,7 +42,8 @@ class AscendProvider:
     def implementation(self, name: str, variant: str, chip_name: str = A2) -> Implementation | None:
         """The kernel of an Op, which accepts what the vendor documents for `chip_name`; None when there is none."""
         kernel = KERNELS.get((name, variant))
-        return None if kernel is None else Implementation(_call(kernel), _accepts(kernel, chip_name), EMULATED)
+        evidence = OF_ATEN.get((name, variant), EMULATED)
+        return None if kernel is None else Implementation(_call(kernel), _accepts(kernel, chip_name), evidence)
 
     def prepare(self) -> None:
         """Nothing to load ahead: torch_npu loads with the first call."""

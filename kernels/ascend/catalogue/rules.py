@@ -126,3 +126,13 @@ def given(*names: str, why: str, chips: Sequence[str] = ()) -> Rule:
 def that(says: str, holds: Callable[[Call], bool], *names: str, chips: Sequence[str] = ()) -> Rule:
     """Any other constraint: `says` in words, `names` the arguments to show when it is broken."""
     return Rule(names, says, holds, tuple(chips))
+
+
+def not_empty(*names: str, chips: Sequence[str] = ()) -> Rule:
+    """No tensor of `names` is empty."""
+    return Rule(
+        names,
+        f"no empty {' or '.join(names)}",
+        lambda call: all(t.numel() > 0 for name in names for t in tensors_of(call, name)),
+        tuple(chips),
+    )

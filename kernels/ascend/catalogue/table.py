@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
+from porter.kernels.ascend.catalogue.quant_matmul import OPS as QUANT_MATMUL
+from porter.kernels.ascend.catalogue.quantization import OPS as QUANTIZATION
+from porter.kernels.ascend.catalogue.quantization_fused import OPS as QUANTIZATION_FUSED
+from porter.kernels.ascend.catalogue.rope import OPS as ROPE
+from porter.kernels.ascend.catalogue.sparse_attention import OPS as SPARSE_ATTENTION
 from porter.kernels.ascend.catalogue.vendor_op import VendorOp
 
 
@@ -13,7 +19,7 @@ from porter.kernels.ascend.catalogue.vendor_op import VendorOp
 def catalogue() -> Mapping[str, VendorOp]:
     """The operators by name, in the order of their files. Raises ValueError where two share a name."""
     table: dict[str, VendorOp] = {}
-    for op in NORM:
+    for op in (*ACTIVATION, *ROPE, *NORM, *QUANTIZATION, *QUANTIZATION_FUSED, *QUANT_MATMUL, *SPARSE_ATTENTION):
         if op.name in table:
             raise ValueError(f"two entries describe {op.name}")
         table[op.name] = op

@@ -6,9 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
 from porter.kernels.ascend.emulator.norm import SEMANTICS as NORM
+from porter.kernels.ascend.emulator.quant_matmul import SEMANTICS as QUANT_MATMUL
+from porter.kernels.ascend.emulator.quantization import SEMANTICS as QUANTIZATION
+from porter.kernels.ascend.emulator.quantization_fused import SEMANTICS as QUANTIZATION_FUSED
+from porter.kernels.ascend.emulator.rope import SEMANTICS as ROPE
+from porter.kernels.ascend.emulator.sparse_attention import SEMANTICS as SPARSE_ATTENTION
 
 Semantics = Callable[[Call], Any]
 
-SEMANTICS: Mapping[str, Semantics] = {**NORM}
+SEMANTICS: Mapping[str, Semantics] = {
+    **ACTIVATION,
+    **ROPE,
+    **NORM,
+    **QUANTIZATION,
+    **QUANTIZATION_FUSED,
+    **QUANT_MATMUL,
+    **SPARSE_ATTENTION,
+}
 """The CPU computation of each operator, given a call that the catalogue has checked."""
