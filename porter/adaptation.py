@@ -17,6 +17,7 @@ from porter.checkpoint.reader import Checkpoint
 from porter.chips.catalogue import Chip, load_catalogue
 from porter.correspondence import Correspondence
 from porter.errors import PorterError, Refusal
+from porter.fp8_blocks import block_size
 from porter.kernel_check import KernelCheck, check_kernels
 from porter.kernels.registry import default_registry
 from porter.models.family import Family
@@ -98,11 +99,8 @@ def plan_port(
     config = copy.deepcopy(reference.config)
     if getattr(config, "quantization_config", None) is not None:
         if reference.directory is not None:
-            raise PorterError(
-                f"{reference.directory}/config.json: quantization_config: quantized checkpoints are not read yet; "
-                "give one in bf16 or fp32"
-            )
-        # A preset's code and plan do not depend on how its published weights are stored.
+            block_size(config, f"{reference.directory}/config.json")
+        # The code and the plan do not depend on how the weights are stored.
         del config.quantization_config
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
     family = family_of_checkpoint(config, reference.directory, f"{where}: model_type", trust_remote_code)

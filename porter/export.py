@@ -21,6 +21,7 @@ from porter.checkpoint.writer import CheckpointWriter, TensorPlan
 from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
+from porter.fp8_blocks import Fp8Blocks, block_size
 from porter.integrity import CONFIG, text_digest, weight_record
 from porter.kernels.dispatch import op_calls
 from porter.models.generated import own_package
@@ -91,9 +92,13 @@ def export(
     checkpoint = Checkpoint.open(weights)
     ignored = getattr(port.source.model_class(), "_keys_to_ignore_on_load_unexpected", None) or ()
     copies = {} if port.prediction is None else {n: tied.get(of, of) for n, of in port.prediction.copies.items()}
+    blocks = Fp8Blocks.of(checkpoint, block_size(*_quantization(checkpoint, port)))
+    ignored = (*ignored, *blocks.patterns)
     dropped = check_against(_expected(port, tied), checkpoint, ignored=ignored, tied=tied | copies)
-    _refuse_other_than_floats(checkpoint, consumed(r for r in plan if not _is_table(r)))
+    dropped = blocks.dropped(dropped)
+    _refuse_other_than_floats(checkpoint, consumed(r for r in plan if not _is_table(r)) - blocks.scales.keys())
     _refuse_unknown_experts(checkpoint, ported, [r for r in plan if _is_table(r)])
+    plan = [blocks.reading(recipe) for recipe in plan]
     outputs = [Output(_tensor_plans(r), r.sources, r.compute, r.pieces) for r in plan]
     writer = CheckpointWriter(output, [p for o in outputs for p in o.plans])
     convert(
@@ -108,6 +113,12 @@ def export(
     _write_files(writer.directory, port, checkpoint.digests(), weight_record(writer), weights, reference_only)
     writer.finish()
     return dataclasses.replace(port, directory=output)
+
+
+def _quantization(checkpoint: Checkpoint, port: Port) -> tuple[Any, str]:
+    """What says how the weights are stored, and where it stands: their own config.json, else the model's."""
+    file = checkpoint.directory / CONFIG
+    return (checkpoint.config, str(file)) if file.is_file() else (port.reference.config, port.reference.name)
 
 
 def _correspondences(port: Port) -> tuple[Correspondence, Correspondence]:
@@ -131,7 +142,7 @@ def _refuse_other_than_floats(checkpoint: Checkpoint, names: set[str]) -> None:
         if dtype is None or not dtype.is_floating_point or dtype.itemsize < 2:
             raise PorterError(
                 f"{checkpoint.directory / info.shard}: tensor {name} is {info.dtype}: quantized weights are not read "
-                "yet; give the checkpoint in bf16 or fp32"
+                "where no quantization_config says what they mean; give the checkpoint in bf16, fp32 or FP8 blocks"
             )
 
 
