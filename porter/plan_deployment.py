@@ -1,0 +1,255 @@
+"""A port on as many Ascend cards as it takes: layout, memory, constraints, roofline and the vendor's operators."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from porter.adaptation import Port
+from porter.errors import Refusal
+from porter.parallel_layout import (
+    Held,
+    Layout,
+    checked_layout,
+    experts_of,
+    held,
+    local_config,
+    local_model,
+    undividable,
+)
+from porter.plan import state_bytes
+from porter.plan_constraints import Constraint, Subject, constraints
+from porter.plan_memory import RESERVE, Load, Stored, Worked, cache, stored, weights_by_kind, workspace
+from porter.plan_ops import OpOnChip, observed_calls, ops_on_chip
+from porter.plan_roofline import Card, Roofline, decode_regimes
+from porter.plan_schemes import STORAGES, KernelVerdict, Storage, converts, judge
+from porter.quantization import scheme_named
+from porter.quantized_modules import quantized_modules
+
+MOST_CARDS = 512
+INT8 = "w8a8"
+"""The scheme that names every module which any scheme of fewer bits takes."""
+
+
+@dataclass(frozen=True)
+class CardPlan:
+    """One layout, judged: what a card holds, what it must meet, and how fast it may be."""
+
+    layout: Layout
+    rows: tuple[Stored, ...]
+    weights: tuple[Worked, ...]
+    cache: tuple[Worked, ...]
+    workspace: tuple[Worked, ...]
+    constraints: tuple[Constraint, ...]
+    roofline: tuple[Roofline, ...]
+    memory: int
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that one card needs."""
+        return sum(w.value for w in (*self.weights, self.cache[-1], *self.workspace))
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a card without the reserve."""
+        return self.memory * (1 - RESERVE)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a card holds its share beside the reserve."""
+        return self.bytes <= self.usable
+
+    @property
+    def broken(self) -> list[Constraint]:
+        """The constraints that the layout does not meet."""
+        return [c for c in self.constraints if c.met is False]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A scheme on this chip: its verdicts, and the fewest cards that hold the model so; None where none up to
+    MOST_CARDS do. `converts` is whether porter writes the scheme today."""
+
+    scheme: str
+    says: str
+    kernels: tuple[KernelVerdict, ...]
+    converts: bool
+    cards: int | None
+    tp: int | None
+    ep: int | None
+    weight_bytes: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The plan of a port on Ascend cards. `why` says how the layout was chosen, `ops` what each Op becomes there."""
+
+    model_type: str
+    chip: str
+    scheme: str
+    load: Load
+    card: CardPlan
+    why: str
+    kernels: tuple[KernelVerdict, ...]
+    alternatives: tuple[Alternative, ...]
+    ops: tuple[OpOnChip, ...]
+    ops_scheme: str
+
+    @property
+    def possible(self) -> bool:
+        """Whether the model fits and the layout meets every constraint."""
+        return self.card.fits and not self.card.broken
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        card = self.card
+        result = {key: value for key, value in asdict(self).items() if key != "card"}
+        sizes = {"bytes": card.bytes, "usable_bytes": card.usable, "memory_bytes": card.memory, "reserve": RESERVE}
+        layout = {**asdict(card.layout), "cards": card.layout.cards, "dp": card.layout.dp}
+        layout["modules"] = [_module_json(row) for row in card.rows]
+        result["layout"] = {**layout, "expert_tp": card.layout.expert_tp}
+        for part in ("weights", "cache", "workspace", "constraints", "roofline"):
+            result[part] = [asdict(each) for each in getattr(card, part)]
+        return result | {"memory": sizes, "fits": card.fits, "possible": self.possible}
+
+
+def _module_json(row: Stored) -> dict[str, Any]:
+    held = row.held
+    shapes = {"shape": list(held.whole), "local_shape": list(held.local), "split": held.split}
+    return {"name": held.name, "kind": held.kind, "layers": held.layers, **shapes, "format": row.form.name, "bytes": row.bytes}
+
+
+class Planner:
+    """Plans one port on its chip, over layouts and schemes; keeps what they share."""
+
+    def __init__(self, port: Port, load: Load) -> None:
+        self.port, self.load = port, load
+        self.model_class = port.source.model_class()
+        self.config = copy.deepcopy(port.config)
+        self.config.porter = {**port.config.porter, "quantized": {}}
+        self.width = port.dtype.itemsize
+        self.quantized = quantized_modules(port.source, self.config, scheme_named(INT8))
+        self.whole = self._model(Layout(1, 1))
+        self.memory = port.chip.memory_bytes()
+        self._shares: dict[Layout, tuple[tuple[Held, ...], int]] = {}
+
+    def _model(self, layout: Layout) -> nn.Module:
+        return local_model(self.model_class, self.config, layout)
+
+    def _share(self, layout: Layout) -> tuple[tuple[Held, ...], int]:
+        if layout not in self._shares:
+            local = self._model(layout)
+            self._shares[layout] = held(self.whole, local), state_bytes(local, self.width)
+        return self._shares[layout]
+
+    def card(self, storage: Storage, layout: Layout) -> CardPlan:
+        """The layout, judged. Raises Refusal where it does not divide the model."""
+        if faults := undividable(self.config, layout):
+            raise Refusal(f"--tp {layout.tp} --ep {layout.ep}: does not divide the model: {'; '.join(faults)}")
+        share, state = self._share(layout)
+        chip, local, load = self.port.chip, local_config(self.config, layout), self.load
+        head = "lm_head" if any(row.kind == "output head" for row in share) else None
+        rows = stored(share, storage, self.quantized if storage.name not in ("bf16", "fp32") else {}, chip, head)
+        subject = Subject(self.config, local, layout, chip, load, rows, storage.name)
+        card = Card(self.config, local, layout, chip, rows, state, self.width)
+        return CardPlan(
+            layout=layout,
+            rows=rows,
+            weights=weights_by_kind(rows),
+            cache=cache(self.config, local, layout, load, state, self.width),
+            workspace=workspace(share, self.config, layout, load, chip, self.width),
+            constraints=constraints(subject),
+            roofline=tuple(decode_regimes(card, load)),
+            memory=self.memory or 0,
+        )
+
+    def layouts(self) -> Iterator[list[Layout]]:
+        """Layouts of 1, 2, 4 ... cards: dense models share every layer, models of experts spread those over all."""
+        cards, moe = 1, bool(experts_of(self.config))
+        while cards <= MOST_CARDS:
+            sizes = [tp for tp in (2**p for p in range(cards.bit_length())) if moe or tp == cards]
+            whole = [Layout(tp, cards if moe else 1) for tp in sizes]
+            yield [layout for layout in whole if not undividable(self.config, layout)]
+            cards *= 2
+
+    def smallest(self, storage: Storage) -> CardPlan | None:
+        """Of the fewest cards that hold the model and meet every constraint, the layout that decodes fastest."""
+        for choices in self.layouts():
+            plans = [plan for plan in (self.card(storage, layout) for layout in choices) if plan.fits and not plan.broken]
+            if plans:
+                return max(plans, key=_decodes)
+        return None
+
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Every scheme on this chip. A scheme that falls back holds its weights in bfloat16."""
+        found, experts = [], bool(experts_of(self.config))
+        for storage in STORAGES.values():
+            if storage.name == "fp32":
+                continue
+            plan = self.smallest(storage)
+            kernels = judge(storage, self.port.chip, experts)
+            sizes: tuple[Any, ...] = (None, None, None, None, None)
+            if plan is not None:
+                layout, weights = plan.layout, sum(w.value for w in plan.weights)
+                sizes = (layout.cards, layout.tp, layout.ep, weights, plan.roofline[-2].tokens_per_second)
+            found.append(Alternative(storage.name, storage.says, kernels, converts(storage.name), *sizes))
+        return tuple(found)
+
+
+def _decodes(plan: CardPlan) -> tuple[float, int]:
+    """Ties go to the layout that shares more of each layer, whose first token is sooner."""
+    return plan.roofline[-2].tokens_per_second or 0.0, plan.layout.tp
+
+
+def plan_deployment(
+    port: Port, storage: Storage, load: Load, tp: int | None = None, ep: int | None = None
+) -> Deployment:
+    """The plan of `port`, which was made in `storage.port_as`, for `load`; without sizes, on the fewest cards.
+
+    Raises PorterError for sizes that contradict each other or the model, and Refusal where no number of cards up to
+    MOST_CARDS holds the model.
+    """
+    planner = Planner(port, load)
+    if tp is None and ep is None:
+        card = planner.smallest(storage)
+        if card is None:
+            raise Refusal(f"{port.reference.name}: does not fit {MOST_CARDS} cards of {port.chip.name} in {storage.name}")
+        why = _why(planner, storage, card)
+    else:
+        card = planner.card(storage, checked_layout(port.config, tp or 1, ep or 1))
+        why = "as given by --tp and --ep"
+    scheme = scheme_named(storage.port_as)
+    calls = observed_calls(port.source, planner.config, scheme, port.dtype, card.layout, load)
+    return Deployment(
+        model_type=port.family.model_type,
+        chip=port.chip.name,
+        scheme=storage.name,
+        load=load,
+        card=card,
+        why=why,
+        kernels=judge(storage, port.chip, bool(experts_of(port.config))),
+        alternatives=planner.alternatives(),
+        ops=ops_on_chip(calls, port.chip),
+        ops_scheme=storage.port_as,
+    )
+
+
+def _why(planner: Planner, storage: Storage, card: CardPlan) -> str:
+    said = f"the fewest cards, in powers of two, that hold the model with {RESERVE:.0%} of each card's memory left"
+    fewer = [layout for choices in planner.layouts() for layout in choices if layout.cards == card.layout.cards // 2]
+    if fewer:
+        plans = [planner.card(storage, layout) for layout in fewer]
+        least = min(plans, key=lambda plan: (bool(plan.broken), plan.bytes))
+        reason = f"{least.bytes / 1e9:.1f} GB a card at best, {least.usable / 1e9:.1f} GB usable"
+        if least.fits and least.broken:
+            reason = f"{least.broken[0].needs} ({least.broken[0].numbers})"
+        said += f"; {card.layout.cards // 2} do not: {reason}"
+    if experts_of(planner.config):
+        said += f". Of the layouts of {card.layout.cards} cards, the one whose roofline decodes the batch fastest"
+    return said
+
