@@ -52,7 +52,8 @@ def spans(call: Call, lengths: str) -> Iterator[Span]:
 
 def gathered(call: Call, name: str, span: Span, lengths: str) -> torch.Tensor:
     """The valid rows [keys, ...] of the tensor `name` of one sequence, by its layout and block table; one head."""
-    tensor, layout = call[name], call["layout_" + lengths]
+    layout = call["layout_" + lengths]
+    tensor: torch.Tensor = call[name]
     if layout == "PA_BSND":
         blocks = -(-span.keys // tensor.shape[1])
         return tensor[call["block_table"][span.batch, :blocks].long(), :, 0].flatten(0, 1)[: span.keys]

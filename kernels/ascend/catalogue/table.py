@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
+from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
 from porter.kernels.ascend.catalogue.quant_matmul import OPS as QUANT_MATMUL
 from porter.kernels.ascend.catalogue.quantization import OPS as QUANTIZATION
@@ -19,7 +20,16 @@ from porter.kernels.ascend.catalogue.vendor_op import VendorOp
 def catalogue() -> Mapping[str, VendorOp]:
     """The operators by name, in the order of their files. Raises ValueError where two share a name."""
     table: dict[str, VendorOp] = {}
-    for op in (*ACTIVATION, *ROPE, *NORM, *QUANTIZATION, *QUANTIZATION_FUSED, *QUANT_MATMUL, *SPARSE_ATTENTION):
+    for op in (
+        *ACTIVATION,
+        *ROPE,
+        *NORM,
+        *QUANTIZATION,
+        *QUANTIZATION_FUSED,
+        *QUANT_MATMUL,
+        *SPARSE_ATTENTION,
+        *DELTA_RULE,
+    ):
         if op.name in table:
             raise ValueError(f"two entries describe {op.name}")
         table[op.name] = op

@@ -7,6 +7,7 @@ from typing import Any
 
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
+from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
 from porter.kernels.ascend.emulator.norm import SEMANTICS as NORM
 from porter.kernels.ascend.emulator.quant_matmul import SEMANTICS as QUANT_MATMUL
 from porter.kernels.ascend.emulator.quantization import SEMANTICS as QUANTIZATION
@@ -24,5 +25,6 @@ SEMANTICS: Mapping[str, Semantics] = {
     **QUANTIZATION_FUSED,
     **QUANT_MATMUL,
     **SPARSE_ATTENTION,
+    **DELTA_RULE,
 }
 """The CPU computation of each operator, given a call that the catalogue has checked."""
