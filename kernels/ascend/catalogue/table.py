@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
+from porter.kernels.ascend.catalogue.attention_fusion import OPS as ATTENTION_FUSION
 from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
+from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
+from porter.kernels.ascend.catalogue.mla import OPS as MLA
+from porter.kernels.ascend.catalogue.mla_products import OPS as MLA_PRODUCTS
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
 from porter.kernels.ascend.catalogue.quant_matmul import OPS as QUANT_MATMUL
 from porter.kernels.ascend.catalogue.quantization import OPS as QUANTIZATION
@@ -29,6 +33,10 @@ def catalogue() -> Mapping[str, VendorOp]:
         *QUANT_MATMUL,
         *SPARSE_ATTENTION,
         *DELTA_RULE,
+        *ATTENTION_FUSION,
+        *FUSED_INFER_ATTENTION,
+        *MLA,
+        *MLA_PRODUCTS,
     ):
         if op.name in table:
             raise ValueError(f"two entries describe {op.name}")

@@ -7,7 +7,10 @@ from typing import Any
 
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
+from porter.kernels.ascend.emulator.attention_fusion import SEMANTICS as ATTENTION_FUSION
 from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
+from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
+from porter.kernels.ascend.emulator.mla import SEMANTICS as MLA
 from porter.kernels.ascend.emulator.norm import SEMANTICS as NORM
 from porter.kernels.ascend.emulator.quant_matmul import SEMANTICS as QUANT_MATMUL
 from porter.kernels.ascend.emulator.quantization import SEMANTICS as QUANTIZATION
@@ -18,6 +21,9 @@ from porter.kernels.ascend.emulator.sparse_attention import SEMANTICS as SPARSE_
 Semantics = Callable[[Call], Any]
 
 SEMANTICS: Mapping[str, Semantics] = {
+    **MLA,
+    **FUSED_INFER_ATTENTION,
+    **ATTENTION_FUSION,
     **ACTIVATION,
     **ROPE,
     **NORM,

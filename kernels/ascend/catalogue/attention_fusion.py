@@ -1,0 +1,275 @@
+"""Fused attention of the training kernels, which torch_npu's own scaled_dot_product_attention calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from porter.kernels.ascend.catalogue.attention_layouts import (
+    COMPRESSED,
+    Geometry,
+    Names,
+    arranged,
+    geometry,
+    is_prefix_sum,
+)
+from porter.kernels.ascend.catalogue.attention_rules import on
+from porter.kernels.ascend.catalogue.attention_scenarios import is_upper
+from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, that
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+
+PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
+NAMES = Names(
+    heads="head_num",
+    key_heads="",
+    scale="scale",
+    query_lengths="actual_seq_qlen",
+    key_lengths="actual_seq_kvlen",
+    softmax_lse="",
+    pse="pse",
+    pre="pre_tockens",
+    next="next_tockens",
+)
+LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
+
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, Tensor? "
+    "padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
+    "int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? actual_seq_qlen=None, int[]? "
+    "actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str "
+    'softmax_layout="", Tensor? sink=None, Tensor? dropout_mask=None, int seed=0, int offset=0) -> (Tensor, '
+    "Tensor, Tensor, Tensor, int, int, int)"
+)
+THIRD_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, Tensor? "
+    "padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
+    "int next_tockens=2147483647, int inner_precise=0, SymInt[]? prefix=None, Tensor? actual_seq_qlen=None, "
+    "Tensor? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str "
+    'softmax_layout="", Tensor? sink=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)'
+)
+
+
+def _ranks(call: Call) -> bool:
+    rank = LAYOUTS[call["input_layout"]]
+    return all(call[name].dim() == rank for name in ("query", "key", "value"))
+
+
+def _heads(call: Call) -> bool:
+    heads = call["head_num"]
+    if heads <= 0:
+        return False
+    if call["input_layout"] not in ("BSH", "SBH"):
+        return True
+    width, keys, values = (call[name].shape[-1] for name in ("query", "key", "value"))
+    if width % heads or keys % max(1, width // heads):
+        return False
+    return bool(values % max(1, keys // max(1, width // heads)) == 0)
+
+
+def _sizes(call: Call, sizes: Geometry) -> bool:
+    return sizes.head_dim == sizes.key_dim and 1 <= sizes.value_dim <= sizes.head_dim <= 768
+
+
+def _mask(call: Call, sizes: Geometry) -> bool:
+    mask, mode = call["atten_mask"], call["sparse_mode"]
+    if mask is None:
+        return True
+    shape = tuple(mask.shape)
+    if mode in (2, 3, 4):
+        return shape == (COMPRESSED, COMPRESSED)
+    if sizes.packed:
+        return mask.dim() == 2
+    square = (sizes.queries, sizes.keys)
+    leading = {(sizes.batch, sizes.heads), (sizes.batch, 1), (1, 1)}
+    return shape == square or (mask.dim() == 4 and shape[2:] == square and shape[:2] in leading)
+
+
+def _bias(call: Call, sizes: Geometry) -> bool:
+    bias = call["pse"]
+    if bias is None:
+        return True
+    if sizes.packed or bias.dim() != 4:
+        return False
+    b, n, q, k = bias.shape
+    return b in (1, sizes.batch) and n == sizes.heads and q in (1, sizes.queries) and k == sizes.keys
+
+
+def _says_nothing_unheard(call: Call) -> bool:
+    if call["atten_mask"] is not None:
+        return True
+    limits = (call["pre_tockens"], call["next_tockens"])
+    return call["sparse_mode"] == 0 and limits == (2147483647, 2147483647)
+
+
+def _rules(names: Names) -> tuple[Rule, ...]:
+    def sized(says: str, holds: Callable[[Call, Geometry], bool], *shown: str) -> Rule:
+        return on(names, says, holds, *shown)
+
+    return (
+        one_of("input_layout", *LAYOUTS),
+        that("query, key and value of the ranks of input_layout", _ranks, "query", "key", "value", "input_layout"),
+        that("the last dimension to be head_num heads", _heads, "query", "key", "value", "head_num"),
+        sized(
+            "head_num to be the heads of query, at most 256 and a multiple of the keys'",
+            lambda c, g: g.heads == c["head_num"] <= 256 and g.key_heads > 0 and g.heads % g.key_heads == 0,
+            "query",
+            "key",
+            "head_num",
+        ),
+        sized(
+            "head sizes of query and key alike, at least the values' and at most 768", _sizes, "query", "key", "value"
+        ),
+        sized(
+            "at least one sequence, query and key",
+            lambda c, g: min(g.batch, g.queries, g.keys) >= 1,
+            "query",
+            "key",
+        ),
+        dtypes("query key value pse", "f16/f16/f16/f16 bf16/bf16/bf16/bf16 f32/f32/f32/f32"),
+        dtypes("atten_mask", "bool u8"),
+        absent("padding_mask", "prefix"),
+        that("keep_prob 1.0: dropout is not modelled by porter", lambda c: c["keep_prob"] == 1.0, "keep_prob"),
+        one_of("sparse_mode", 0, 1, 2, 3, 4),
+        one_of("inner_precise", 0, 1, 2),
+        that(
+            "an atten_mask with sparse_mode, pre_tockens and next_tockens: without one they have no effect",
+            _says_nothing_unheard,
+            "atten_mask",
+            "sparse_mode",
+            "pre_tockens",
+            "next_tockens",
+        ),
+        sized(
+            "an atten_mask (B, N, Q, S), (B, 1, Q, S), (1, 1, Q, S) or (Q, S); (Q, S) of the longest in TND; "
+            f"({COMPRESSED}, {COMPRESSED}) with sparse_mode 2, 3 and 4",
+            _mask,
+            "atten_mask",
+            "sparse_mode",
+            "query",
+            "key",
+        ),
+        sized("a pse (B or 1, N, Q or 1, S), and none in TND", _bias, "pse", "query", "key"),
+        that(
+            "scale 1.0 beside pse: the page's formula scales the sum of scores and pse, its example the scores alone",
+            lambda c: c["pse"] is None or c["scale"] == 1.0,
+            "scale",
+            "pse",
+        ),
+        sized(
+            "sink float32 [head_num]",
+            lambda c, g: (
+                c["sink"] is None or (c["sink"].dtype == torch.float32 and tuple(c["sink"].shape) == (g.heads,))
+            ),
+            "sink",
+        ),
+        that("softmax_layout '' or 'TND'", lambda c: c["softmax_layout"] in ("", "TND"), "softmax_layout"),
+    )
+
+
+def _lengths_given(call: Call) -> bool:
+    lengths = call["actual_seq_qlen"], call["actual_seq_kvlen"]
+    if call["input_layout"] != "TND":
+        return lengths == (None, None)
+    return None not in lengths and 1 <= len(lengths[0]) == len(lengths[1]) <= 1024
+
+
+def _lengths_add_up(call: Call) -> bool:
+    """Prefix sums of the rows; trailing zeros leave sequences out."""
+    if call["input_layout"] != "TND":
+        return True
+    for name, tensor in (("actual_seq_qlen", "query"), ("actual_seq_kvlen", "key")):
+        sums = [int(n) for n in call[name]]
+        while sums and sums[-1] == 0:
+            sums.pop()
+        if not is_prefix_sum(sums) or (sums and sums[-1] > call[tensor].shape[0]):
+            return False
+    return True
+
+
+def _lengths_are_tensors(call: Call) -> bool:
+    given = [call[name] for name in ("actual_seq_qlen", "actual_seq_kvlen") if call[name] is not None]
+    return all(t.dim() == 1 and t.dtype == torch.int64 for t in given)
+
+
+PREFIX_SUMS = that(
+    "lengths as prefix sums up to the rows of query and key", _lengths_add_up, "actual_seq_qlen", "actual_seq_kvlen"
+)
+LENGTHS = that(
+    "actual_seq_qlen and actual_seq_kvlen in TND alone, as many of both and at most 1024",
+    _lengths_given,
+    "actual_seq_qlen",
+    "actual_seq_kvlen",
+    "input_layout",
+)
+LENGTH_TENSORS = that(
+    "actual_seq_qlen and actual_seq_kvlen int64 [sequences], on the CPU",
+    _lengths_are_tensors,
+    "actual_seq_qlen",
+    "actual_seq_kvlen",
+)
+VALUES = (
+    that(
+        "the compressed mask to be triu(ones, 1): True and 1 are masked out, the opposite of torch",
+        lambda c: c["sparse_mode"] < 2 or is_upper(c["atten_mask"]),
+        "atten_mask",
+    ),
+    that(
+        "inner_precise 2 where a query is masked from every key",
+        lambda c: (
+            c["atten_mask"] is None
+            or c["sparse_mode"] >= 2
+            or c["inner_precise"] == 2
+            or not bool(c["atten_mask"].bool().all(dim=-1).any())
+        ),
+        "inner_precise",
+        "atten_mask",
+    ),
+)
+
+
+def _outputs(extra: Callable[[torch.Tensor], tuple[Any, ...]]) -> Callable[[Call], tuple[Any, ...]]:
+    def outputs(call: Call) -> tuple[Any, ...]:
+        sizes, query = geometry(call, NAMES), call["query"]
+        full = torch.empty(sizes.batch, sizes.heads, sizes.queries, sizes.value_dim, device="meta")
+        rows = (sizes.queries, sizes.heads) if sizes.packed else (sizes.batch, sizes.heads, sizes.queries)
+        statistics = [query.new_empty(*rows, 8, dtype=torch.float32) for _ in range(2)]
+        output = query.new_empty(arranged(full, sizes.output_layout).shape)
+        return (output, *statistics, query.new_empty(0), *extra(query))
+
+    return outputs
+
+
+NOTE = (
+    "atten_mask: True and 1 are masked out. Pages call it a training operator; torch_npu's own "
+    "scaled_dot_product_attention calls it in inference too, the third version on every chip from 910B1 below 950, "
+    "which includes A3 although its page lists A2 alone (ScaledDotProductAttentionKernelNpuOpApi.cpp). Result 0 is the "
+    "attention"
+)
+EXPLICIT = ("scale", "sparse_mode")
+
+OPS = (
+    VendorOp(
+        name="npu_fusion_attention",
+        schema=SCHEMA,
+        page=PAGES + "torch_npu-npu_fusion_attention.md",
+        chips=(A2, A5),
+        outputs=_outputs(lambda query: (0, 0, 0)),
+        rules=(*_rules(NAMES), LENGTHS, PREFIX_SUMS, absent("dropout_mask")),
+        value_rules=VALUES,
+        explicit=EXPLICIT,
+        note=NOTE,
+    ),
+    VendorOp(
+        name="npu_fusion_attention_v3",
+        schema=THIRD_SCHEMA,
+        page=PAGES + "torch_npu-npu_fusion_attention_v3.md",
+        chips=(A2, A3),
+        outputs=_outputs(lambda query: tuple(query.new_empty(1, dtype=torch.int64) for _ in range(2))),
+        rules=(*_rules(NAMES), LENGTHS, LENGTH_TENSORS),
+        value_rules=(*VALUES, PREFIX_SUMS),
+        explicit=EXPLICIT,
+        note=NOTE,
+    ),
+)

@@ -1,0 +1,186 @@
+"""Fused attention for inference: prefill, decode and multi-head latent attention, over dense, packed or paged keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from porter.kernels.ascend.catalogue.attention_layouts import PACKED, Geometry, Names, arranged, geometry, split_layout
+from porter.kernels.ascend.catalogue.attention_rules import layout_rules, length_rules, mask_rules, on
+from porter.kernels.ascend.catalogue.attention_scenarios import (
+    bias_rules,
+    packed_rules,
+    page_rules,
+    rope_rules,
+    value_rules,
+)
+from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
+
+PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
+FIRST = Names("num_heads", "scale", "actual_seq_lengths", "actual_seq_lengths_kv", "softmax_lse_flag")
+SECOND = Names("num_query_heads", "softmax_scale", "actual_seq_qlen", "actual_seq_kvlen", "return_softmax_lse")
+
+FIRST_QUANTIZATION = (
+    "dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset "
+    "key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset key_rope_antiquant_scale"
+).split()
+SECOND_QUANTIZATION = (
+    "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value "
+    "dequant_scale_key_rope quant_scale_out quant_offset_out quant_scale_p"
+).split()
+RESERVED = (
+    "query_dtype key_dtype value_dtype query_rope_dtype key_rope_dtype key_shared_prefix_dtype "
+    "value_shared_prefix_dtype dequant_scale_query_dtype dequant_scale_key_dtype dequant_scale_value_dtype "
+    "dequant_scale_key_rope_dtype out_dtype"
+).split()
+NOTE = (
+    "atten_mask: True and 1 are masked out, the opposite of torch. sparse_mode 3: causal, aligned to the last query "
+    "and key; 4: a band of pre_tokens before and next_tokens after that diagonal, so a window of w keys is w - 1. "
+    "Result 1 is the logarithm of the sum of exponentials, or one zero"
+)
+
+
+FIRST_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, Tensor? atten_mask=None, SymInt[]? "
+    "actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, Tensor? dequant_scale1=None, Tensor? "
+    "quant_scale1=None, Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, "
+    "Tensor? antiquant_scale=None, Tensor? antiquant_offset=None, Tensor? key_antiquant_scale=None, Tensor? "
+    "key_antiquant_offset=None, Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None, Tensor? "
+    "block_table=None, Tensor? query_padding_size=None, Tensor? kv_padding_size=None, Tensor? "
+    "key_shared_prefix=None, Tensor? value_shared_prefix=None, SymInt[]? actual_shared_prefix_len=None, Tensor? "
+    "query_rope=None, Tensor? key_rope=None, Tensor? key_rope_antiquant_scale=None, int num_heads=1, float "
+    'scale=1., int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", int '
+    "num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, int antiquant_mode=0, int "
+    "key_antiquant_mode=0, int value_antiquant_mode=0, bool softmax_lse_flag=False) -> (Tensor, Tensor)"
+)
+SECOND_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, *, Tensor? query_rope=None, Tensor? key_rope=None, Tensor? "
+    "pse_shift=None, Tensor? atten_mask=None, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_kvlen=None, "
+    "Tensor? block_table=None, Tensor? dequant_scale_query=None, Tensor? dequant_scale_key=None, Tensor? "
+    "dequant_offset_key=None, Tensor? dequant_scale_value=None, Tensor? dequant_offset_value=None, Tensor? "
+    "dequant_scale_key_rope=None, Tensor? quant_scale_out=None, Tensor? quant_offset_out=None, Tensor? "
+    "quant_scale_p=None, Tensor? learnable_sink=None, int num_query_heads=1, int num_key_value_heads=0, float "
+    'softmax_scale=1., int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", int '
+    "sparse_mode=0, int block_size=0, int query_quant_mode=0, int key_quant_mode=0, int value_quant_mode=0, int "
+    "inner_precise=0, bool return_softmax_lse=False, int? query_dtype=None, int? key_dtype=None, int? "
+    "value_dtype=None, int? query_rope_dtype=None, int? key_rope_dtype=None, int? key_shared_prefix_dtype=None, "
+    "int? value_shared_prefix_dtype=None, int? dequant_scale_query_dtype=None, int? dequant_scale_key_dtype=None, "
+    "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None, int? out_dtype=None) -> "
+    "(Tensor, Tensor)"
+)
+
+
+def _rules(names: Names) -> tuple[Rule, ...]:
+    return (
+        *layout_rules(names),
+        dtypes("query key value", "f16/f16/f16 bf16/bf16/bf16"),
+        dtypes("query query_rope key_rope pse_shift", _optional("f16", 3) + " " + _optional("bf16", 3)),
+        dtypes("atten_mask", "bool i8 u8"),
+        contiguous("query", "key", "value", "query_rope", "key_rope", "pse_shift", "atten_mask"),
+        *length_rules(names),
+        *mask_rules(names),
+        *bias_rules(names),
+        *page_rules(names),
+        *packed_rules(names),
+        *rope_rules(names),
+        on(
+            names,
+            "inner_precise 0 or 1 for one query, 0 to 3 for more",
+            lambda c, g: c["inner_precise"] in ((0, 1) if g.queries == 1 and not g.packed else (0, 1, 2, 3)),
+            "inner_precise",
+            "query",
+        ),
+        that(
+            "no inner_precise 1 or 3 in float16, whose softmax in half precision is not modelled by porter",
+            lambda c: c["query"].dtype != torch.float16 or c["inner_precise"] % 2 == 0,
+            "inner_precise",
+            "query",
+        ),
+    )
+
+
+def _optional(dtype: str, count: int) -> str:
+    """Rows of `dtypes` for one tensor and `count` that may be missing; None fits any."""
+    return "/".join([dtype] * (count + 1))
+
+
+def _outputs(names: Names) -> Any:
+    def outputs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = geometry(call, names)
+        query = call["query"]
+        full = torch.empty(sizes.batch, sizes.heads, sizes.queries, sizes.value_dim, device="meta")
+        output = query.new_empty(arranged(full, sizes.output_layout).shape)
+        shape = lse_shape(call, sizes) if call[names.softmax_lse] else (1,)
+        return output, query.new_empty(shape, dtype=torch.float32)
+
+    return outputs
+
+
+def lse_shape(call: Call, sizes: Geometry) -> tuple[int, ...]:
+    """(T, N, 1) in packed layouts, (B, N, Q, 1) else."""
+    if split_layout(call["input_layout"])[0] in PACKED:
+        return sizes.queries, sizes.heads, 1
+    return sizes.batch, sizes.heads, sizes.queries, 1
+
+
+def _sink_rules(names: Names) -> tuple[Rule, ...]:
+    return (
+        on(
+            names,
+            "learnable_sink bfloat16 [heads], in layouts TND and NTD_TND alone, over values of at most 128",
+            lambda c, g: (
+                c["learnable_sink"] is None
+                or (
+                    c["learnable_sink"].dtype == torch.bfloat16
+                    and tuple(c["learnable_sink"].shape) == (g.heads,)
+                    and c["input_layout"] in ("TND", "NTD_TND")
+                    and g.value_dim <= 128
+                )
+            ),
+            "learnable_sink",
+            "input_layout",
+            "value",
+        ),
+    )
+
+
+def _explicit(names: Names) -> tuple[str, ...]:
+    return names.heads, names.key_heads, names.scale, "input_layout", "sparse_mode"
+
+
+OPS = (
+    VendorOp(
+        name="npu_fused_infer_attention_score",
+        schema=FIRST_SCHEMA,
+        page=PAGES + "torch_npu-npu_fused_infer_attention_score.md",
+        chips=(A2, A3),
+        outputs=_outputs(FIRST),
+        rules=(
+            absent(*FIRST_QUANTIZATION, why="quantize inside the operator: not modelled by porter"),
+            absent("query_padding_size", "kv_padding_size", "key_shared_prefix", "value_shared_prefix"),
+            *_rules(FIRST),
+        ),
+        value_rules=value_rules(FIRST),
+        explicit=_explicit(FIRST),
+        note=NOTE,
+    ),
+    VendorOp(
+        name="npu_fused_infer_attention_score_v2",
+        schema=SECOND_SCHEMA,
+        page=PAGES + "torch_npu-npu_fused_infer_attention_score_v2.md",
+        chips=(A2, A3),
+        outputs=_outputs(SECOND),
+        rules=(
+            absent(*SECOND_QUANTIZATION, why="quantize inside the operator: not modelled by porter"),
+            absent(*RESERVED, why="are reserved"),
+            *(one_of(name, 0) for name in ("query_quant_mode", "key_quant_mode", "value_quant_mode")),
+            *_rules(SECOND),
+            *_sink_rules(SECOND),
+        ),
+        value_rules=value_rules(SECOND),
+        explicit=_explicit(SECOND),
+        note=f"{NOTE}. learnable_sink: a logit of each head among the scores, without a value",
+    ),
+)
