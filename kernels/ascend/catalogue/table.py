@@ -7,11 +7,14 @@ from functools import cache
 
 from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
 from porter.kernels.ascend.catalogue.attention_fusion import OPS as ATTENTION_FUSION
+from porter.kernels.ascend.catalogue.cache import OPS as CACHE
 from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
+from porter.kernels.ascend.catalogue.formats import OPS as FORMATS
 from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.catalogue.mla import OPS as MLA
 from porter.kernels.ascend.catalogue.mla_products import OPS as MLA_PRODUCTS
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
+from porter.kernels.ascend.catalogue.qkv_cache import OPS as QKV_CACHE
 from porter.kernels.ascend.catalogue.quant_matmul import OPS as QUANT_MATMUL
 from porter.kernels.ascend.catalogue.quantization import OPS as QUANTIZATION
 from porter.kernels.ascend.catalogue.quantization_fused import OPS as QUANTIZATION_FUSED
@@ -25,6 +28,9 @@ def catalogue() -> Mapping[str, VendorOp]:
     """The operators by name, in the order of their files. Raises ValueError where two share a name."""
     table: dict[str, VendorOp] = {}
     for op in (
+        *FORMATS,
+        *QKV_CACHE,
+        *CACHE,
         *ACTIVATION,
         *ROPE,
         *NORM,

@@ -8,6 +8,7 @@ from typing import Any
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
 from porter.kernels.ascend.emulator.attention_fusion import SEMANTICS as ATTENTION_FUSION
+from porter.kernels.ascend.emulator.cache import SEMANTICS as CACHE
 from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
 from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.emulator.mla import SEMANTICS as MLA
@@ -21,6 +22,7 @@ from porter.kernels.ascend.emulator.sparse_attention import SEMANTICS as SPARSE_
 Semantics = Callable[[Call], Any]
 
 SEMANTICS: Mapping[str, Semantics] = {
+    **CACHE,
     **MLA,
     **FUSED_INFER_ATTENTION,
     **ATTENTION_FUSION,
