@@ -1,0 +1,136 @@
+"""Linear attention of Qwen3-Next on Ascend, in torch's own operators.
+
+torch_npu has fused operators for it, all in the catalogue, and none computes these Ops:
+- npu_chunk_gated_delta_rule and npu_recurrent_gated_delta_rule take unit keys and beta in bfloat16, and states in
+  bfloat16 too (the first in float32 on the 950). An Op's state stays in float32: rounded once it is off by 2e-3 of
+  itself, where the Op allows 1e-6. The first is documented for decays of -1 to 0 a token; Qwen3-Next's are
+  unbounded below.
+- npu_fused_causal_conv1d is documented for kernels of 3 (these models' have 4), and applies neither bias nor silu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.reference.delta_rule import NORM_EPSILON
+
+CHUNK = 64
+BLOCK = 16
+"""Rows of a triangular system that are solved one after the other; larger blocks are merged by matrix products."""
+
+
+def gated_delta_rule(
+    torch_npu: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): all systems of all
+    chunks at once, by matrix products, so that only the state passes from chunk to chunk."""
+    _real("the gated delta rule", value)
+    batch, tokens, heads, size = value.shape
+    key_heads, width = key.shape[2:]
+    grouped = (batch, key_heads, heads // key_heads)
+    keys, queries = (
+        _chunks(_unit(key), (batch, key_heads, 1)),
+        _chunks(_unit(query) * width**-0.5, (batch, key_heads, 1)),
+    )
+    values = _chunks(value.float(), grouped)
+    strength, since = (_chunks(x.float().unsqueeze(-1), grouped) for x in (beta, decay))
+    since = since.cumsum(-2)
+    # Differences above the diagonal are positive and may overflow.
+    between = (since - since.transpose(-1, -2)).tril().exp().tril()
+    inverse = _inverse(strength * (keys @ keys.transpose(-1, -2)) * between)
+    wanted, recalled = inverse @ (strength * values), inverse @ (strength * since.exp() * keys)
+    attention, kept = (queries @ keys.transpose(-1, -2)) * between, since.exp()
+    asking, to_end = queries * kept, ((since[..., -1:, :] - since).exp() * keys).transpose(-1, -2)
+    states = (
+        value.new_zeros(*grouped, width, size, dtype=torch.float32)
+        if state is None
+        else state.view(*grouped, width, size)
+    )
+    outputs = torch.empty_like(values)
+    for chunk in range(values.shape[3]):
+        corrections = wanted[:, :, :, chunk] - recalled[:, :, :, chunk] @ states
+        outputs[:, :, :, chunk] = asking[:, :, :, chunk] @ states + attention[:, :, :, chunk] @ corrections
+        states = kept[:, :, :, chunk, -1:] * states + to_end[:, :, :, chunk] @ corrections
+    by_token = outputs.flatten(1, 2).flatten(2, 3)[:, :, :tokens].transpose(1, 2)
+    return by_token.to(value.dtype).contiguous(), states.flatten(1, 2)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
+
+
+def _chunks(x: torch.Tensor, grouped: tuple[int, int, int]) -> torch.Tensor:
+    """[B, T, H, D] -> [B, key heads, values per key head, chunks, CHUNK, D]; tokens of zeros, which write nothing and
+    forget nothing, fill the last chunk."""
+    x = pad(x, (0, 0, 0, 0, 0, -x.shape[1] % CHUNK))
+    return x.transpose(1, 2).reshape(*grouped, -1, CHUNK, x.shape[-1])
+
+
+def _inverse(system: torch.Tensor) -> torch.Tensor:
+    """(1 + A)^-1 for A [..., CHUNK, CHUNK], of which the part below the diagonal is read.
+
+    Blocks on the diagonal row by row; then [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]] until one is left.
+    Unlike the product of 1 + A^2, 1 + A^4 ..., nothing larger than the inverse arises on the way.
+    """
+    system = system.tril(-1)
+    solved = -_on_diagonal(system, BLOCK, 0)
+    for row in range(2, BLOCK):
+        above = solved[..., row, :row]
+        solved[..., row, :row] = above + (above.unsqueeze(-1) * solved[..., :row, :row]).sum(-2)
+    solved = solved + torch.eye(BLOCK, dtype=system.dtype, device=system.device)
+    while solved.shape[-1] < system.shape[-1]:
+        first, second = solved[..., 0::2, :, :], solved[..., 1::2, :, :]
+        below = -(second @ _on_diagonal(system, 2 * solved.shape[-1], 1) @ first)
+        top = torch.cat((first, torch.zeros_like(first)), dim=-1)
+        solved = torch.cat((top, torch.cat((below, second), dim=-1)), dim=-2)
+    return solved.squeeze(-3)
+
+
+def _on_diagonal(system: torch.Tensor, size: int, below: int) -> torch.Tensor:
+    """[..., N / size, b, b]: of each size x size block on the diagonal of `system` [..., N, N] the whole, b = size, or
+    with `below` its lower left quarter, b = size / 2."""
+    count = system.shape[-1] // size
+    blocks = system.unflatten(-1, (count, size)).unflatten(-3, (count, size)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    return blocks[..., size // 2 :, : size // 2] if below else blocks.contiguous()
+
+
+def causal_conv1d(
+    torch_npu: Any,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sum over the kernel's taps of the shifted inputs, without a copy of the inputs for each tap."""
+    _real("the convolution", hidden_states)
+    tokens, kernel = hidden_states.shape[1], weight.shape[-1]
+    taps = weight.float().t()
+    past = hidden_states.new_zeros(hidden_states.shape[0], kernel, hidden_states.shape[2])
+    history = torch.cat((past if state is None else state[..., -kernel:].transpose(1, 2), hidden_states), dim=1)
+    output = history[:, 1 : 1 + tokens].float() * taps[0]
+    for tap in range(1, kernel):
+        output = torch.addcmul(output, history[:, 1 + tap : 1 + tap + tokens].float(), taps[tap])
+    output = output if bias is None else output + bias.float()
+    activated = torch.nn.functional.silu(output).to(hidden_states.dtype)
+    return activated, history[:, tokens:].transpose(1, 2).contiguous()
+
+
+def _real(what: str, states: torch.Tensor) -> None:
+    if states.dtype == torch.float64:
+        raise VendorRefusal(f"{what} is in float32 on Ascend, not in float64")
+    if states.numel() == 0:
+        raise VendorRefusal(f"{what} of no tokens")
+
+
+KERNELS = {("gated_delta_rule", "chunked"): gated_delta_rule, ("causal_conv1d", "silu"): causal_conv1d}
