@@ -126,7 +126,7 @@ OTHER_TYPES: Mapping[str, frozenset[Layer]] = MappingProxyType(
 """Types that vllm-ascend has a method for and whose tensors porter does not check."""
 
 PRIORITY = ("FLOAT", "W8A16", "W8A8_DYNAMIC", "W8A8_MIX", "W8A8")
-"""model_quant_type is the last of these that occurs. W4A8_DYNAMIC is none of them (QUANT_TYPE_PRIORITY of the saver)."""
+"""model_quant_type is the last of these that occurs; W4A8_DYNAMIC is none of them (the saver's QUANT_TYPE_PRIORITY)."""
 
 
 def loadable(name: str, layer: Layer) -> bool:
@@ -142,6 +142,6 @@ def check_shape(linear: Linear, type_name: str) -> None:
     columns = SLICES if linear.splits_inputs else 1
     if linear.rows % 8 or linear.columns % columns:
         raise PorterError(
-            f"{linear.name}: [{linear.rows}, {linear.columns}] does not fit {type_name}, which needs rows in eights and "
-            f"columns in {columns} equal slices; choose --scheme w8a8"
+            f"{linear.name}: [{linear.rows}, {linear.columns}] does not fit {type_name}, which needs rows in eights "
+            f"and columns in {columns} equal slices; choose --scheme w8a8"
         )

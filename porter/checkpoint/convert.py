@@ -54,11 +54,13 @@ def convert(
     progress: Progress | None = None,
     allow_nonfinite: bool = False,
     dropped: Iterable[str] = (),
+    settings: str = "",
 ) -> None:
     """Compute `outputs` from `checkpoint` into `writer`; the caller then calls `writer.finish()`.
 
     Each of `workers` threads holds the sources and results of one piece at a time, and nothing else is kept. The bytes
-    written do not depend on `workers`. Outputs that an interrupted run finished are skipped. When one fails, the rest
+    written do not depend on `workers`. Outputs that an interrupted run finished are skipped, if its `settings`, what
+    values depend on beside source and plan, were the same. When one fails, the rest
     stops, what is written stays to be resumed, and the error names the tensor.
 
     Before any work, raises PorterError unless every stored tensor is a source of some Output or in `dropped`, every
@@ -68,7 +70,7 @@ def convert(
     check_accounting(checkpoint, outputs, writer, tuple(dropped))
     if workers < 1:
         raise PorterError(f"--workers {workers}: expected at least 1")
-    finished = writer.start(source_identity(checkpoint, allow_nonfinite))
+    finished = writer.start(source_identity(checkpoint, allow_nonfinite) + (f", {settings}" if settings else ""))
     pending = [output for output in outputs if any(plan.name not in finished for plan in output.plans)]
     run = _Run(checkpoint, writer, finished, progress, allow_nonfinite)
     try:

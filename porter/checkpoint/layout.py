@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from porter.checkpoint.header import BITS, HEADER_LIMIT, SAFETENSORS_DTYPES
-from porter.checkpoint.shards import SINGLE
+from porter.checkpoint.shards import STEM, index_name, single_name
 from porter.checkpoint.strict_json import shown
 from porter.errors import PorterError
 
@@ -58,6 +58,7 @@ class Layout:
 
     shards: tuple[Shard, ...]
     places: Mapping[str, Place]
+    index: str = index_name(STEM)
 
     @property
     def total_bytes(self) -> int:
@@ -72,8 +73,12 @@ class Layout:
         return digest.hexdigest()
 
 
-def plan_layout(plan: Sequence[TensorPlan], shard_bytes: int, metadata: Mapping[str, str]) -> Layout:
+def plan_layout(
+    plan: Sequence[TensorPlan], shard_bytes: int, metadata: Mapping[str, str], stem: str = STEM
+) -> Layout:
     """Fill shards of at most `shard_bytes` of tensors in the order of `plan`; a larger tensor gets a shard of its own.
+
+    File names begin with `stem`.
 
     Raises PorterError for a name planned twice, a dtype that safetensors lacks, or an impossible shape.
     """
@@ -91,11 +96,11 @@ def plan_layout(plan: Sequence[TensorPlan], shard_bytes: int, metadata: Mapping[
         room -= item.nbytes
     shards, places = [], {}
     for number, group in enumerate(groups or [[]], start=1):
-        name = SINGLE if len(groups) <= 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        name = single_name(stem) if len(groups) <= 1 else f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors"
         shard, offsets = _lay_out(name, group, metadata)
         shards.append(shard)
         places.update({item.name: Place(item, name, offsets[item.name]) for item in group})
-    return Layout(tuple(shards), {item.name: places[item.name] for item in plan})
+    return Layout(tuple(shards), {item.name: places[item.name] for item in plan}, index_name(stem))
 
 
 def _check_plan(item: TensorPlan, seen: set[str]) -> None:

@@ -9,8 +9,22 @@ from typing import Any
 from porter.checkpoint.strict_json import listed, read_object, shown
 from porter.errors import PorterError
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+STEM = "model"
+"""What the names of a checkpoint's files begin with; quantized formats have others."""
+
+
+def single_name(stem: str) -> str:
+    """The file of a checkpoint that is not split."""
+    return f"{stem}.safetensors"
+
+
+def index_name(stem: str) -> str:
+    """The file that says which shard holds a tensor."""
+    return f"{stem}.safetensors.index.json"
+
+
+SINGLE = single_name(STEM)
+INDEX = index_name(STEM)
 INDEX_LIMIT = 200_000_000
 """Bytes; the index of DeepSeek-V3, with 91,991 tensors, has 9 MB."""
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from porter.checkpoint import journal as journal_file
 from porter.checkpoint.journal import Journal
 from porter.checkpoint.layout import Layout, Place
-from porter.checkpoint.shards import INDEX
 from porter.errors import PorterError
 
 PART = ".incomplete"
@@ -168,7 +167,7 @@ def _write_index(directory: Path, layout: Layout) -> None:
         "metadata": {"total_size": layout.total_bytes},
         "weight_map": {name: place.shard for name, place in sorted(layout.places.items())},
     }
-    aside = part(directory, INDEX)
+    aside = part(directory, layout.index)
     aside.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     flush(aside)
-    aside.replace(directory / INDEX)
+    aside.replace(directory / layout.index)

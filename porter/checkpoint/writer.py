@@ -13,6 +13,7 @@ import torch
 
 from porter.checkpoint.journal import Journal
 from porter.checkpoint.layout import Place, TensorPlan, plan_layout
+from porter.checkpoint.shards import STEM
 from porter.checkpoint.sink import TensorSink
 from porter.checkpoint.staging import flush, open_staging, part, publish
 from porter.checkpoint.strict_json import listed, shown
@@ -44,6 +45,7 @@ class CheckpointWriter:
         shard_bytes: int = SHARD_BYTES,
         metadata: Mapping[str, str] | None = None,
         commit_bytes: int = COMMIT_BYTES,
+        stem: str = STEM,
     ) -> None:
         """Lay out the plan; touches no disk. Raises PorterError for a bad plan or a `directory` that is not empty."""
         self.target = Path(os.path.abspath(directory))
@@ -52,7 +54,7 @@ class CheckpointWriter:
             raise PorterError(f"{self.target}: already exists and is not empty; name another output or remove it")
         if shard_bytes <= 0:
             raise PorterError(f"shard_bytes is {shard_bytes}; expected a positive number of bytes")
-        self.layout = plan_layout(plan, shard_bytes, {"format": "pt"} if metadata is None else metadata)
+        self.layout = plan_layout(plan, shard_bytes, {"format": "pt"} if metadata is None else metadata, stem)
         self._commit_bytes = commit_bytes
         self._journal: Journal | None = None
         self._claimed: set[str] = set()
