@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from porter.cli.output import JsonOption, emit, progress, say
+from porter.cli.plan_view import print_port
 
 
 def adapt(
@@ -22,8 +22,10 @@ def adapt(
     dtype: Annotated[str | None, typer.Option(help="What is computed in: bf16 or fp32.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint to convert when MODEL has none.")] = None,
-    tp: Annotated[int, typer.Option(help="Tensor parallel size; only 1 is ported.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert parallel size; only 1 is ported.")] = 1,
+    tp: Annotated[int | None, typer.Option(help="Tensor parallel size of a plan for Ascend.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Expert parallel size of a plan for Ascend.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens of a sequence in a plan for Ascend.")] = 8192,
+    batch: Annotated[int, typer.Option(help="Sequences at once in a plan for Ascend.")] = 16,
     workers: Annotated[int, typer.Option(help="Conversion threads.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op without a native provider.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Calibration file; no scheme here needs one.")] = None,
@@ -39,8 +41,7 @@ def adapt(
     from porter.adaptation import adapt as run
     from porter.errors import PorterError
 
-    if tp != 1 or ep != 1:
-        raise PorterError("--tp and --ep: parallel layouts are not ported yet; only 1 is")
+    storage = _planned_storage(target, plan, scheme, tp, ep)
     if calibration is not None:
         raise PorterError("--calibration: no scheme of this target takes calibration data; leave it out")
     if workers < 1:
@@ -49,7 +50,7 @@ def adapt(
         port = run(
             model,
             target,
-            scheme=scheme,
+            scheme=storage.port_as if storage else scheme,
             dtype=dtype,
             output=output,
             weights=weights,
@@ -68,8 +69,28 @@ def adapt(
         "unproven": port.source.proof.skipped,
         "output": str(port.directory) if port.directory else None,
     }
+    if plan and port.chip.device == "npu":
+        from porter.plan_deployment import deployment_of
+
+        say("planning its cards ...")
+        result["deployment"] = deployment_of(port, storage, context, batch, tp, ep).to_json()
     emit(result, json_output, lambda console: _render(console, result))
-    return 0
+    return 0 if not result.get("deployment") or result["deployment"]["possible"] else 1
+
+
+def _planned_storage(target: str, plan: bool, scheme: str | None, tp: int | None, ep: int | None) -> Any:
+    """The scheme of a plan for Ascend, which may be one that porter does not convert to; None for anything else."""
+    from porter.chips.catalogue import load_catalogue
+    from porter.errors import PorterError
+
+    planned = plan and load_catalogue().get(target).device == "npu"
+    if not planned and {tp, ep} - {None, 1}:
+        raise PorterError("--tp and --ep: only plans for Ascend have them (--target ascend --plan); ports run on one card")
+    if not planned or scheme is None:
+        return None
+    from porter.plan_schemes import storage_named
+
+    return storage_named(scheme)
 
 
 @contextlib.contextmanager
@@ -90,29 +111,6 @@ def _conversion() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:
-    plan = result["plan"]
-    console.print(f"{plan['model_type']} on {plan['chip']}, scheme {plan['scheme']}")
-    table = Table("class", "rewrite", "variant", "float64 error")
-    for row in plan["ported"]:
-        table.add_row(row["class"], row["rewrite"], row["variant"], f"{row['proof_error']:.1e}")
-    console.print(table)
-    for name, reason in plan["left"].items():
-        console.print(f"left as upstream: {name} ({reason})", markup=False)
-    ops = Table("op", "variant", "provider", "evidence", "refused")
-    for op in plan["ops"]:
-        ops.add_row(op["op"], op["variant"], op["provider"], op["evidence"], "; ".join(op["refused"]))
-    console.print(ops)
-    proof = ", ".join(f"{part} {error:.1e}" for part, error in result["proof"].items())
-    console.print(f"float64 proof of the whole model at reduced width: {proof}")
-    for part, reason in result["unproven"].items():
-        console.print(f"not proven: {part}, which upstream itself cannot run ({reason})", markup=False)
-    console.print(
-        f"{plan['parameters']:,} parameters, {plan['weight_bytes'] / 1e9:.3g} GB of weights, "
-        f"{plan['kv_bytes_per_token']:,} bytes of cache per token, "
-        + (f"{plan['state_bytes']:,} of state per sequence, " if plan["state_bytes"] else "")
-        + f"{plan['bytes_read_per_token'] / 1e6:.4g} MB read per token"
-    )
-    if plan["tokens_per_second"]:
-        console.print(f"memory-bound limit at batch 1: {plan['tokens_per_second']:.4g} tokens/s")
+    print_port(console, result)
     if result["output"]:
         console.print(f"written: {result['output']}")

@@ -16,6 +16,7 @@ PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-"
 LAST_DIMENSION = 65535
 FULLMESH_SIZES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
 """Sizes of an EP domain that npu_moe_distribute_dispatch_v2 takes on the 910B with comm_alg "fullmesh"."""
+PROLOG_HIDDEN = (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -83,6 +84,17 @@ def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     yield Constraint("query heads a whole multiple, at most 64, of KV heads", numbers, met, page)
     dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     yield Constraint("head size at most 512 and 16-byte aligned", f"{dim}", dim <= 512 and dim % 8 == 0, page)
+
+
+def _prolog(subject: Subject) -> Iterator[Constraint]:
+    text = text_config(subject.config)
+    if not getattr(text, "kv_lora_rank", None):
+        return
+    numbers = f"hidden {text.hidden_size}, query rank {text.q_lora_rank}"
+    fits = text.hidden_size in PROLOG_HIDDEN and text.q_lora_rank in (1536, 2048)
+    numbers += "" if fits else ": its products are called one by one"
+    needs = "npu_mla_prolog_v3: hidden size of its list, query rank 1536 or 2048 (where it is used)"
+    yield Constraint(needs, numbers, True, PAGES + "npu_mla_prolog_v3.md")
 
 
 def _indexer(subject: Subject) -> Iterator[Constraint]:
@@ -190,6 +202,7 @@ ASKED: tuple[Callable[[Subject], Iterator[Constraint]], ...] = (
     _whole_parts,
     _kv_heads,
     _attention_heads,
+    _prolog,
     _indexer,
     _linear_attention,
     _vocabulary,

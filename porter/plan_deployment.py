@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from porter.adaptation import Port
-from porter.errors import Refusal
+from porter.errors import PorterError, Refusal
 from porter.parallel_layout import (
     Held,
     Layout,
@@ -26,7 +26,7 @@ from porter.plan_constraints import Constraint, Subject, constraints
 from porter.plan_memory import RESERVE, Load, Stored, Worked, cache, stored, weights_by_kind, workspace
 from porter.plan_ops import OpOnChip, observed_calls, ops_on_chip
 from porter.plan_roofline import Card, Roofline, decode_regimes
-from porter.plan_schemes import STORAGES, KernelVerdict, Storage, converts, judge
+from porter.plan_schemes import STORAGES, KernelVerdict, Storage, converts, judge, storage_named
 from porter.quantization import scheme_named
 from porter.quantized_modules import quantized_modules
 
@@ -253,3 +253,16 @@ def _why(planner: Planner, storage: Storage, card: CardPlan) -> str:
         said += f". Of the layouts of {card.layout.cards} cards, the one whose roofline decodes the batch fastest"
     return said
 
+
+
+def deployment_of(
+    port: Port, storage: Storage | None, context: int, batch: int, tp: int | None = None, ep: int | None = None
+) -> Deployment:
+    """`plan_deployment` of `batch` sequences of `context` tokens; without a storage, in the port's own scheme.
+
+    Raises PorterError for a context or batch below 1.
+    """
+    for name, value in (("--context", context), ("--batch", batch)):
+        if value < 1:
+            raise PorterError(f"{name} {value}: must be at least 1")
+    return plan_deployment(port, storage or storage_named(port.scheme), Load(context, batch), tp, ep)

@@ -23,7 +23,7 @@ HCCL_BUFFER = 200_000_000
 
 @dataclass(frozen=True)
 class Worked:
-    """A figure with the arithmetic that gives it, numbers put in."""
+    """A figure with the arithmetic that gives it, numbers put in; after a semicolon, a remark."""
 
     name: str
     value: float
@@ -78,10 +78,11 @@ def weights_by_kind(rows: Sequence[Stored]) -> tuple[Worked, ...]:
     result = []
     for kind in dict.fromkeys(row.held.kind for row in rows):
         mine = sorted((row for row in rows if row.held.kind == kind), key=lambda row: -row.bytes)
-        shown = [f"{_leaf(r.held.name)} {r.form.arithmetic(r.held)}" for r in mine[:4] if r.bytes > 1e6] or ["small"]
-        rest = sum(r.bytes for r in mine[len(shown) :])
-        text = "; ".join(shown) + (f"; the rest {rest / 1e9:.3f} GB" if rest > 1e6 else "")
-        result.append(Worked(kind, sum(r.bytes for r in mine), "bytes", text))
+        shown = [f"{_leaf(r.held.name)} {r.form.arithmetic(r.held)}" for r in mine if r.bytes > 1e7 or r is mine[0]]
+        rest = mine[len(shown) :]
+        if rest:
+            shown.append(f"{sum(r.bytes for r in rest) / 1e6:.4g} MB of others")
+        result.append(Worked(kind, sum(r.bytes for r in mine), "bytes", " + ".join(shown)))
     return tuple(result)
 
 
@@ -146,14 +147,14 @@ def workspace(
                 "rows of routed experts",
                 share * (2 * hidden + 3 * inner) * width,
                 "bytes",
-                f"{tokens} tokens x {layout.dp} groups x {chosen} of {experts} experts / EP {layout.ep} = {share:g} rows"
-                f" x (2 x {hidden} + 3 x {inner}) x {width} B, were they balanced",
+                f"{tokens} tokens x {layout.dp} groups x {chosen} experts / EP {layout.ep}"
+                f" x (2 x {hidden} + 3 x {inner}) x {width} B; {share:g} rows, were the {experts} experts balanced",
             )
         )
     vocabulary = next(r.local[0] for r in rows if r.kind in ("output head", "embedding"))
     sequences = load.sequences(layout)
     result.append(
-        Worked("logits", sequences * vocabulary * 4, "bytes", f"{sequences} sequences x {vocabulary} x 4 B of float32")
+        Worked("logits", sequences * vocabulary * 4, "bytes", f"{sequences} sequences x {vocabulary} x 4 B; in float32")
     )
     return (*result, *_buffers(config, layout, load, chip))
 
@@ -166,7 +167,7 @@ def chosen_of(text: Any) -> int:
 def _buffers(config: Any, layout: Layout, load: Load, chip: Chip) -> tuple[Worked, ...]:
     result = []
     if layout.tp > 1:
-        result.append(Worked("buffer of the TP domain", HCCL_BUFFER, "bytes", "HCCL_BUFFSIZE's default of 200 MB"))
+        result.append(Worked("buffer of the TP domain", HCCL_BUFFER, "bytes", "200 MB; HCCL_BUFFSIZE's default"))
     if layout.ep > 1:
         result.append(_dispatch_buffer(text_config(config), experts_of(config), layout, load, chip))
     return tuple(result)
@@ -179,12 +180,13 @@ def _dispatch_buffer(text: Any, experts: int, layout: Layout, load: Load, chip: 
     if chip.name == A3:
         cell, sent = _up(_up(2 * hidden, 32) + 64, 512), _up(2 * hidden, 512)
         need = 2 * (local * rows * layout.ep * cell + chosen * rows * sent)
-        text_ = f"2 x ({local} experts x {rows} tokens x {layout.ep} x {cell} B + {chosen} x {rows} x {sent} B)"
+        formula = f"2 x ({local} experts x {rows} tokens x {layout.ep} x {cell} B + {chosen} x {rows} x {sent} B)"
     else:
         need = 2 * (rows * layout.ep * min(local, chosen) * hidden * 2 + 2 * 2**20)
-        text_ = f"2 x ({rows} tokens x {layout.ep} x min({local}, {chosen}) x {hidden} x 2 B + 2 MiB)"
-        text_ += "" if chip.name == A2 else ", the 910B's formula: none is published for this chip"
-    return Worked("buffer of the EP domain", max(need, HCCL_BUFFER), "bytes", f"max({text_}, default 200 MB)")
+        formula = f"2 x ({rows} tokens x {layout.ep} x min({local}, {chosen}) x {hidden} x 2 B + 2 MiB)"
+    remark = "" if chip.name in (A2, A3) else ", by the formula of the 910B: none is published for this chip"
+    text_ = f"max({formula}, 200 MB); HCCL_BUFFSIZE's default at least{remark}"
+    return Worked("buffer of the EP domain", max(need, HCCL_BUFFER), "bytes", text_)
 
 
 def _up(value: int, to: int) -> int:

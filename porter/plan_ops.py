@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from porter.chips.catalogue import Chip
 from porter.kernels.ascend.catalogue.vendor_op import described
@@ -20,6 +21,7 @@ from porter.kernels.ascend.dry_run import signature
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.dispatch import OpCall
 from porter.models.auto_class import text_config
+from porter.models.cache_argument import cache_keyword
 from porter.models.port import PortedSource
 from porter.parallel_layout import Layout, local_model
 from porter.plan_memory import Load
@@ -96,9 +98,8 @@ def shallow_config(config: Any, layers: int = PER_KIND) -> Any:
     if dense is not None:
         text.first_k_dense_replace = sum(i < dense for i in chosen)
     text.num_hidden_layers = len(chosen)
-    for name in ("max_window_layers",):
-        if getattr(text, name, None) is not None:
-            setattr(text, name, len(chosen))
+    if getattr(text, "max_window_layers", None) is not None:
+        text.max_window_layers = len(chosen)
     return shallow
 
 
@@ -118,16 +119,17 @@ def observed_calls(
     observers = observe(model, seen)
     with torch.no_grad():
         with _regime(observers, "prefill"):
-            model(input_ids=_tokens(1, load.context), use_cache=True, logits_to_keep=1)
-        sequences = load.sequences(layout)
-        state = model(input_ids=_tokens(sequences, load.context), use_cache=True, logits_to_keep=1).past_key_values
+            _forward(model, 1, load.context, DynamicCache(config=model.config))
+        sequences, cache = load.sequences(layout), DynamicCache(config=model.config)
+        _forward(model, sequences, load.context, cache)
         with _regime(observers, "decode"):
-            model(input_ids=_tokens(sequences, 1), past_key_values=state, use_cache=True)
+            _forward(model, sequences, 1, cache)
     return [call for call in seen if call.regime]
 
 
-def _tokens(batch: int, length: int) -> torch.Tensor:
-    return torch.zeros(batch, length, dtype=torch.int64, device="meta")
+def _forward(model: Any, batch: int, length: int, cache: DynamicCache) -> None:
+    tokens = torch.zeros(batch, length, dtype=torch.int64, device="meta")
+    model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{cache_keyword(model): cache})
 
 
 @contextmanager

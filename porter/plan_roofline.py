@@ -62,6 +62,12 @@ class Card:
         aside = ("routed experts", READ_BY_ROW)
         return sum(r.bytes for r in self.rows if (r.held.kind == kind if kind else r.held.kind not in aside))
 
+    def kinds_read(self) -> str:
+        """`size()` as the sum of its kinds."""
+        sizes = {row.held.kind: self.size(row.held.kind) for row in self.rows}
+        aside = ("routed experts", READ_BY_ROW)
+        return f"({' + '.join(f'{size / 1e9:.4f} {kind}' for kind, size in sizes.items() if kind not in aside)}) GB"
+
     @property
     def moe_layers(self) -> int:
         """Layers with routed experts."""
@@ -71,12 +77,13 @@ class Card:
 def decode(card: Card, load: Load) -> Roofline:
     """One token for each of `load.batch` sequences."""
     sequences = load.sequences(card.layout)
-    figures = [Worked("weights read of all but experts", card.size(), "bytes", "every kind but embedding and experts")]
+    figures = [Worked("weights read, without experts", card.size(), "bytes", card.kinds_read())]
     if card.moe_layers:
         figures.append(_experts_read(card, load.batch))
     figures += _cache_read(card, load, sequences)
     total = sum(f.value for f in figures)
-    figures.append(Worked("bytes read", total, "bytes", " + ".join(f"{f.value / 1e9:.3f}" for f in figures) + " GB"))
+    parts = " + ".join(f"{f.value / 1e9:.4f}" for f in figures)
+    figures.append(Worked("bytes read", total, "bytes", f"({parts}) GB"))
     operations = _operations(card, sequences, load.batch)
     operations += [_attention(card, sequences, load.context, "decode")]
     return _roofline(f"decode, batch {load.batch}", card, figures, total, operations, load.batch, sequences)
@@ -112,7 +119,7 @@ def _roofline(
     compute = Worked("time of the products", seconds * 1e3, "ms", " + ".join(terms))
     figures = [*figures, *(w for _, w in operations)]
     if read:
-        text = f"{read / 1e9:.4g} GB / {bandwidth / 1e9:.5g} GB/s"  # type: ignore[operator]
+        text = f"{read / 1e9:.5g} GB / ({bandwidth / 1e9:.5g} GB/s)"  # type: ignore[operator]
         figures.append(Worked("time of the reads", memory * 1e3, "ms", text))
     figures += [compute, *_sent(card, rows, tokens)]
     slower = max(memory, seconds)
@@ -128,10 +135,9 @@ def _experts_read(card: Card, batch: int) -> Worked:
     least = -(-chosen // card.layout.ep)
     read = max(expected, least)
     each = card.size("routed experts") / local
-    formula = f"max({least}, {local} x (1 - (1 - {chosen}/{experts})^{batch}) = {expected:.4g}) experts"
-    return Worked(
-        "experts read", read * each, "bytes", f"{formula} x {each / 1e6:.4g} MB each over {card.moe_layers} layers"
-    )
+    formula = f"max({least}, {local} x (1 - (1 - {chosen}/{experts})^{batch})) experts x {each / 1e6:.6g} MB"
+    remark = f"{read:.4g} of {local} in each of {card.moe_layers} layers"
+    return Worked("experts read", read * each, "bytes", f"{formula}; {remark}")
 
 
 def _cache_read(card: Card, load: Load, sequences: int) -> list[Worked]:
@@ -176,7 +182,7 @@ def _attention(card: Card, queries: int, keys: float, regime: str) -> tuple[str,
     layers, heads = sum(kind != "linear_attention" for kind in kinds), mine.num_attention_heads
     indexer, formula = 0.0, ""
     if rank := getattr(text, "kv_lora_rank", None):
-        absorbed = regime == "decode" or bool(getattr(text, "index_topk", None))
+        absorbed = regime == "decode" or (getattr(text, "index_topk", None) or keys) < keys
         own = (rank + text.qk_rope_head_dim, rank)
         key, value = own if absorbed else (text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
         if top := getattr(text, "index_topk", None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -50,7 +50,8 @@ class Format:
         if self.row_bits:
             text += f" + {row.layers} x {' x '.join(map(str, row.local[:-1]))} rows x {self.row_bits // 8} B"
         if self.group_bits:
-            text += f" + {self.group_bits // 8} B per {self.group}"
+            groups = -(-row.local[-1] // self.group)
+            text += f" + {row.layers} x {' x '.join(map(str, row.local[:-1]))} rows x {groups} groups x {self.group_bits // 8} B"
         return text
 
 
@@ -126,10 +127,16 @@ class KernelVerdict:
 
 def storage_named(name: str) -> Storage:
     """The scheme of that name or alias. Raises PorterError naming those that can be planned."""
-    storage = STORAGES.get(ALIASES.get(name, name))
-    if storage is None:
-        raise PorterError(f"--scheme {name}: is not known; choose one of {', '.join(STORAGES)}")
-    return storage
+    wanted = ALIASES.get(name, name)
+    storage, scheme = STORAGES.get(wanted), SCHEMES.get(wanted)
+    if storage is None and scheme is None:
+        known = ", ".join(dict.fromkeys((*STORAGES, *SCHEMES)))
+        raise PorterError(f"--scheme {name}: is not known; choose one of {known}")
+    if storage is None and scheme is not None:
+        form = "int8" if scheme.activation == "int8" else "int8 weight-only"
+        return Storage(wanted, form, form, "int8 weight-only", wanted, scheme.description)
+    assert storage is not None
+    return replace(storage, port_as=wanted) if scheme is not None else storage
 
 
 def converts(name: str) -> bool:
@@ -147,7 +154,7 @@ def _judged(use: str, form: Format, operators: tuple[str, ...], chip: Chip) -> K
     if form.dtype not in chip.dtypes:
         why = f"{chip.name} has no {form.dtype} ({chip.source}): the weights are held in bfloat16 and multiplied so"
         return KernelVerdict(form.name, use, "fallback", why)
-    if form.dtype in ("bfloat16", "float32"):
+    if not operators:
         return KernelVerdict(form.name, use, "native", "the chip's own matrix product")
     if chip.name in form.called:
         why = f"{' and '.join(operators)}, called so by {form.called[chip.name]}; no page lists the chip"

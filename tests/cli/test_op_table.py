@@ -59,8 +59,29 @@ def test_rows_say_what_the_provider_accepts_and_its_evidence(registry: OpRegistr
 
 
 def test_a_chip_without_providers_has_the_reference_alone(registry: OpRegistry) -> None:
-    rows = op_rows(load_catalogue().get("ascend"), registry)
+    rows = op_rows(load_catalogue().get("cambricon-mlu590"), registry)
     assert {row["provider"] for row in rows} == {"reference"}
+
+
+def test_an_ascend_chip_names_the_vendor_s_operators_and_what_they_need() -> None:
+    rows = {(r["op"], r["variant"]): r for r in op_rows(load_catalogue().get("ascend")) if r["provider"] == "ascend"}
+    norm = rows["rms_norm", "standard"]
+    assert norm["calls"] == ["npu_rms_norm"] and "bfloat16" in norm["dtypes"] and "float64" not in norm["dtypes"]
+    (operator,) = norm["operators"]
+    assert "gamma to have the last dimensions of input" in operator["constraints"]
+    assert operator["explicit"] == ["epsilon"] and operator["page"].endswith("README.md")
+    assert rows["linear", "w8a8"]["calls"] == ["npu_dynamic_quant", "npu_quant_matmul"]
+    assert rows["linear", "standard"]["calls"] == [] and rows["linear", "standard"]["dtypes"]
+    assert {row["evidence"]["rung"] for row in rows.values() if row["evidence"]} <= {"declared", "schema", "emulated"}
+
+
+def test_the_page_of_an_ascend_chip_lists_each_operator_once() -> None:
+    chip = load_catalogue().get("ascend")
+    page = Console(file=io.StringIO(), width=200)
+    print_ops(page, chip, op_rows(chip))
+    text = page.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("npu_rms_norm (") == 1 and "vendor's operators" in text
+    assert "npu_dynamic_quant, npu_quant_matmul" in text and "always passed, whatever the default: epsilon" in text
 
 
 def test_the_command_covers_every_op(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,5 +98,6 @@ def test_the_table_says_once_what_the_evidence_rests_on(registry: OpRegistry) ->
     page = Console(file=io.StringIO(), width=200)
     print_ops(page, chip, op_rows(chip, registry))
     text = page.file.getvalue()  # type: ignore[attr-defined]
+    assert "vendor's operators" not in text
     assert "measured (1)" in text and text.count("tests, 2026-11-30, some CPU") == 1
     assert "cpu has no kernel for rms_norm/standard" in text
