@@ -8,18 +8,33 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.activation import KERNELS as ACTIVATION
+from porter.kernels.ascend.attention import KERNELS as ATTENTION
 from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, Call
 from porter.kernels.ascend.delta_net import KERNELS as DELTA_NET
 from porter.kernels.ascend.dry_run import Kernel, dry_run, signature
+from porter.kernels.ascend.experts import KERNELS as EXPERTS
 from porter.kernels.ascend.linear import EVIDENCE as OF_ATEN
 from porter.kernels.ascend.linear import KERNELS as LINEAR
+from porter.kernels.ascend.mla_attention import KERNELS as MLA_ATTENTION
 from porter.kernels.ascend.norm import KERNELS as NORM
 from porter.kernels.ascend.rope import KERNELS as ROPE
+from porter.kernels.ascend.router import KERNELS as ROUTER
 from porter.kernels.ascend.sparse_attention import KERNELS as SPARSE_ATTENTION
 from porter.kernels.ascend.vendor import device_type, load_torch_npu
 from porter.kernels.contract import Evidence, Implementation
 
-KERNELS: dict[tuple[str, str], Kernel] = {**ACTIVATION, **ROPE, **NORM, **LINEAR, **SPARSE_ATTENTION, **DELTA_NET}
+KERNELS: dict[tuple[str, str], Kernel] = {
+    **ATTENTION,
+    **MLA_ATTENTION,
+    **ACTIVATION,
+    **ROPE,
+    **NORM,
+    **LINEAR,
+    **SPARSE_ATTENTION,
+    **DELTA_NET,
+    **ROUTER,
+    **EXPERTS,
+}
 """(op, variant) to the function that makes the calls; its first argument is torch_npu."""
 
 EMULATED = Evidence(

@@ -1,0 +1,68 @@
+"""Softmax attention by torch_npu: the inference operator for half precision, the training one for float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from porter.kernels.ascend.attention_calls import Attention, fused_inference, fusion
+from porter.kernels.ascend.attention_packed import packed_with_sink, variable_length
+from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES
+
+
+def attend(torch_npu: Any, attention: Attention) -> torch.Tensor:
+    """[B, S, Hq, Dv] by the operator that takes these tensors."""
+    mask = attention.mask
+    by_head = mask is not None and mask.dtype == torch.bool and mask.shape[1] != 1 and attention.query.shape[2] != 1
+    if attention.query.dtype == torch.float32 or by_head:
+        return fusion(torch_npu, attention)
+    return fused_inference(torch_npu, attention)[0]
+
+
+def gqa(
+    torch_npu: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """npu_fused_infer_attention_score; npu_fusion_attention_v3 in float32 and for bool masks that differ by head."""
+    if query.numel() == 0:
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    return attend(torch_npu, Attention(query, key, value, attention_mask, scaling, sliding_window))
+
+
+def sink(
+    torch_npu: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """The operators' own sinks where they take this call; else the attention without sinks, times the share of the
+    weights that the sink leaves: 1 / (1 + exp(sink - log of the sum of exponentials))."""
+    if query.numel() == 0:
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    attention = Attention(query, key, value, attention_mask, scaling, sliding_window)
+    if query.dtype == torch.float32:
+        return fusion(torch_npu, attention, sinks.float())
+    sizes = query.shape[-1], value.shape[-1]
+    packs = query.shape[2] > 1 and attention_mask is None and sizes in PACKED_SIZES and sizes[1] <= 128
+    if packs and sinks.dtype == torch.bfloat16:
+        return packed_with_sink(torch_npu, attention, sinks)
+    output, lse = fused_inference(torch_npu, attention, lse=True)
+    share = torch.sigmoid(lse.transpose(1, 2) - sinks.float()[:, None])
+    return (output.float() * share).to(output.dtype)
+
+
+KERNELS = {
+    ("attention", "gqa"): gqa,
+    ("attention", "sink"): sink,
+    ("attention", "variable_length"): variable_length,
+}

@@ -1,0 +1,152 @@
+"""The vendor's attention operators, called with padded queries, keys and values in dense layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from porter.kernels.ascend.attention_masks import (
+    as_bias,
+    compressed_mask,
+    hidden,
+    up_to,
+    whole_cache,
+    without_keys,
+)
+
+UNLIMITED = 2147483647
+"""No limit on the keys before or after a query."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The arguments of attention/gqa: query [B, Hq, S, D], key [B, Hk, T, D], value [B, Hk, T, Dv]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    scaling: float
+    window: int | None
+
+
+def causal(attention: Attention) -> dict[str, Any]:
+    """The arguments that hide later keys, and those before the window, from more than one query."""
+    limits = {"sparse_mode": 3, "pre_tokens": UNLIMITED, "next_tokens": UNLIMITED}
+    if attention.window is not None:
+        limits = {"sparse_mode": 4, "pre_tokens": attention.window - 1, "next_tokens": 0}
+    return {"atten_mask": compressed_mask(attention.query.device), "inner_precise": 0, **limits}
+
+
+def fused_inference(torch_npu: Any, attention: Attention, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """([B, S, Hq, Dv], the logarithm of the sum of exponentials [B, Hq, S, 1] or one zero)."""
+    if attention.query.shape[2] == 1:
+        return _decode(torch_npu, attention, lse)
+    query, key, value = _padded(attention)
+    mask, scaling, extra = attention.mask, attention.scaling, causal(attention)
+    if mask is not None:
+        extra = {"sparse_mode": 0, "pre_tokens": UNLIMITED, "next_tokens": UNLIMITED, "inner_precise": 2}
+        if mask.dtype == torch.bool:
+            extra["atten_mask"] = hidden(mask)
+        else:
+            query, scaling = _scaled(query, scaling), 1.0
+            extra |= {"pse_shift": as_bias(mask, query.shape[1], query.dtype), "inner_precise": 0}
+    output, sums = torch_npu.npu_fused_infer_attention_score(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        num_heads=query.shape[1],
+        num_key_value_heads=key.shape[1],
+        scale=scaling,
+        input_layout="BNSD_BSND",
+        softmax_lse_flag=lse,
+        **extra,
+    )
+    return _finished(output, attention, mask is not None and mask.dtype != torch.bool), sums
+
+
+def _decode(torch_npu: Any, attention: Attention, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query. The operator reads neither sparse_mode nor, beyond key 512, a mask then: a window is cut out of the
+    keys, and a mask is added to the scores."""
+    attention = _last_keys(attention)
+    query, key, value = _padded(attention)
+    mask, scaling, bias, lengths = attention.mask, attention.scaling, None, None
+    keys = key.shape[2]
+    if (buffers := whole_cache(key, value)) is not None:
+        (key, value), lengths = buffers, [keys]
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            query, scaling = _scaled(query, scaling), 1.0
+        unseen = functional.pad(mask, (0, key.shape[2] - keys))
+        bias = as_bias(unseen, query.shape[1], query.dtype)
+    output, sums = torch_npu.npu_fused_infer_attention_score(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        pse_shift=bias,
+        actual_seq_lengths_kv=lengths,
+        num_heads=query.shape[1],
+        num_key_value_heads=key.shape[1],
+        scale=scaling,
+        input_layout="BNSD",
+        sparse_mode=0,
+        inner_precise=0,
+        softmax_lse_flag=lse,
+    )
+    return _finished(output.transpose(1, 2), attention, mask is not None), sums
+
+
+def _last_keys(attention: Attention) -> Attention:
+    window = attention.window
+    if attention.mask is not None or window is None or window >= attention.key.shape[2]:
+        return attention
+    return replace(attention, key=attention.key[:, :, -window:], value=attention.value[:, :, -window:])
+
+
+def _padded(attention: Attention) -> list[torch.Tensor]:
+    """Query, key and value of one head size, a multiple of 16: zeros change neither scores nor the values kept."""
+    size = -(-max(attention.query.shape[-1], attention.value.shape[-1]) // 16) * 16
+    return up_to(size, attention.query, attention.key, attention.value)
+
+
+def _scaled(query: torch.Tensor, scaling: float) -> torch.Tensor:
+    """The query times the scale: the documents disagree whether a bias is added before or after scaling."""
+    return (query.float() * scaling).to(query.dtype)
+
+
+def _finished(output: torch.Tensor, attention: Attention, biased: bool) -> torch.Tensor:
+    """[B, S, Hq, Dv] without padding; a bias gives a query without keys the mean of the values, where zeros belong."""
+    output = output[..., : attention.value.shape[-1]]
+    if biased and attention.mask is not None:
+        output = output.masked_fill(without_keys(attention.mask), 0.0)
+    return output.contiguous()
+
+
+def fusion(torch_npu: Any, attention: Attention, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """[B, S, Hq, Dv] by the training operator, which takes any head size, float32 and masks that differ by head."""
+    attention = _last_keys(attention) if attention.query.shape[2] == 1 else attention
+    query, key = attention.query, attention.key
+    if attention.value.shape[-1] > query.shape[-1]:
+        query, key = up_to(attention.value.shape[-1], query, key)
+    mask, scaling = attention.mask, attention.scaling
+    extra: dict[str, Any] = {"sparse_mode": 0, "inner_precise": 0}
+    if mask is None and query.shape[2] > 1:
+        limits = causal(attention)
+        extra = {"pre_tockens": limits.pop("pre_tokens"), "next_tockens": limits.pop("next_tokens"), **limits}
+    elif mask is not None and mask.dtype == torch.bool:
+        extra |= {"atten_mask": hidden(_all_sequences(mask, query.shape[0])), "inner_precise": 2}
+    elif mask is not None:
+        query, scaling = _scaled(query, scaling), 1.0
+        extra["pse"] = as_bias(mask, query.shape[1], query.dtype)
+    output = torch_npu.npu_fusion_attention_v3(
+        query, key, attention.value, query.shape[1], "BNSD", scale=scaling, sink=sinks, **extra
+    )[0]
+    return _finished(output.transpose(1, 2), attention, "pse" in extra)
+
+
+def _all_sequences(mask: torch.Tensor, batch: int) -> torch.Tensor:
+    """A mask for every sequence where it differs by head: one for all sequences is taken for one head only."""
+    return mask if mask.shape[1] == 1 else mask.expand(batch, -1, -1, -1)
