@@ -11,6 +11,8 @@ from porter.kernels.ascend.catalogue.cache import OPS as CACHE
 from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
 from porter.kernels.ascend.catalogue.formats import OPS as FORMATS
 from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
+from porter.kernels.ascend.catalogue.grouped_matmul import OPS as GROUPED_MATMUL
+from porter.kernels.ascend.catalogue.grouped_matmul_fused import OPS as GROUPED_MATMUL_FUSED
 from porter.kernels.ascend.catalogue.mla import OPS as MLA
 from porter.kernels.ascend.catalogue.mla_products import OPS as MLA_PRODUCTS
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
@@ -19,6 +21,9 @@ from porter.kernels.ascend.catalogue.quant_matmul import OPS as QUANT_MATMUL
 from porter.kernels.ascend.catalogue.quantization import OPS as QUANTIZATION
 from porter.kernels.ascend.catalogue.quantization_fused import OPS as QUANTIZATION_FUSED
 from porter.kernels.ascend.catalogue.rope import OPS as ROPE
+from porter.kernels.ascend.catalogue.router import OPS as ROUTER
+from porter.kernels.ascend.catalogue.routing import OPS as ROUTING
+from porter.kernels.ascend.catalogue.routing_permute import OPS as ROUTING_PERMUTE
 from porter.kernels.ascend.catalogue.sparse_attention import OPS as SPARSE_ATTENTION
 from porter.kernels.ascend.catalogue.vendor_op import VendorOp
 
@@ -43,6 +48,11 @@ def catalogue() -> Mapping[str, VendorOp]:
         *FUSED_INFER_ATTENTION,
         *MLA,
         *MLA_PRODUCTS,
+        *ROUTER,
+        *ROUTING,
+        *ROUTING_PERMUTE,
+        *GROUPED_MATMUL,
+        *GROUPED_MATMUL_FUSED,
     ):
         if op.name in table:
             raise ValueError(f"two entries describe {op.name}")

@@ -11,12 +11,15 @@ from porter.kernels.ascend.emulator.attention_fusion import SEMANTICS as ATTENTI
 from porter.kernels.ascend.emulator.cache import SEMANTICS as CACHE
 from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
 from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
+from porter.kernels.ascend.emulator.grouped_matmul import SEMANTICS as GROUPED_MATMUL
 from porter.kernels.ascend.emulator.mla import SEMANTICS as MLA
 from porter.kernels.ascend.emulator.norm import SEMANTICS as NORM
 from porter.kernels.ascend.emulator.quant_matmul import SEMANTICS as QUANT_MATMUL
 from porter.kernels.ascend.emulator.quantization import SEMANTICS as QUANTIZATION
 from porter.kernels.ascend.emulator.quantization_fused import SEMANTICS as QUANTIZATION_FUSED
 from porter.kernels.ascend.emulator.rope import SEMANTICS as ROPE
+from porter.kernels.ascend.emulator.router import SEMANTICS as ROUTER
+from porter.kernels.ascend.emulator.routing import SEMANTICS as ROUTING
 from porter.kernels.ascend.emulator.sparse_attention import SEMANTICS as SPARSE_ATTENTION
 
 Semantics = Callable[[Call], Any]
@@ -34,5 +37,8 @@ SEMANTICS: Mapping[str, Semantics] = {
     **QUANT_MATMUL,
     **SPARSE_ATTENTION,
     **DELTA_RULE,
+    **ROUTER,
+    **ROUTING,
+    **GROUPED_MATMUL,
 }
 """The CPU computation of each operator, given a call that the catalogue has checked."""
