@@ -8,8 +8,8 @@ K = I, N = H), N even, and G groups of K / G inputs that have a scale each:
   needs N a multiple of 8. AscendV1 files hold [N / 2, K] of the same bytes per expert: the transpose of one of these.
 - `scale` int64 [E, G, N]: the bits of a float32 scale of each group and output in the low half, zero in the high half.
   G = 1 is one scale per output channel. npu_grouped_matmul documents groups of 256 inputs alone for a bfloat16 result,
-  so `scale_groups(K)` are the groups to store: K / 256 where 256 divides K, else 1, which Ascend refuses for down. Scales
-  per channel are stored by repeating them over the groups.
+  so `scale_groups(K)` are the groups to store: K / 256 where 256 divides K, else 1, which Ascend refuses for down.
+  Scales per channel are stored by repeating them over the groups.
 - `scale_bias` float32 [E, N]: 8 * sum over k of weight * scale. The chip multiplies the two nibbles of an activation
   code separately, the low one shifted by -8, and adds this to make up for the shift, so it is part of the product:
   ((codes - 8) @ (weight * scale) + scale_bias) * activation_scale. A wrong one makes a wrong result, here as there.
@@ -64,8 +64,9 @@ def unpack_scale(packed: torch.Tensor) -> torch.Tensor:
 
 
 def make_scale_bias(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """weight [..., N, K] int8, scale [..., G, N] -> float32 [..., N]: 8 * sum over k of weight * scale, rounded once."""
-    return (SHIFT * (_group_sums(weight, scale.shape[-2]) * scale.double()).sum(dim=-2)).float()
+    """weight [..., N, K] int8, scale [..., G, N] -> float32 [..., N]: 8 * sum over k of weight * scale."""
+    exact = SHIFT * (_group_sums(weight, scale.shape[-2]) * scale.double()).sum(dim=-2)
+    return exact.float()
 
 
 def _group_sums(weight: torch.Tensor, groups: int) -> torch.Tensor:
