@@ -27,7 +27,15 @@ MAPPINGS: Mapping[str, Mapping_] = MappingProxyType(
     {
         **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe", "glm4_moe", "glm4v_moe", "step3p5"), _MOE),
         **dict.fromkeys(
-            ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "pangu_ultra_moe", "glm_moe_dsa", "longcat_flash"),
+            (
+                "deepseek_v2",
+                "deepseek_v3",
+                "deepseek_v32",
+                "kimi_k2",
+                "pangu_ultra_moe",
+                "glm_moe_dsa",
+                "longcat_flash",
+            ),
             _DEEPSEEK,
         ),
         "deepseek_v4": MappingProxyType(dict((_GATE_UP, _EXPERTS))),

@@ -62,7 +62,7 @@ class Original:
 def original_of(config: Any, family: Family, stored: Mapping[str, Shape]) -> Original:
     """The names of a model of `config`, in the form that a checkpoint with the tensors `stored` has."""
     if family.model_type == "deepseek_v4":
-        raise PorterError("deepseek_v4: its checkpoints are not written or checked as AscendV1 yet; v2, v3 and v3.2 are")
+        raise PorterError("deepseek_v4: AscendV1 is not written or checked of it yet; of v2, v3 and v3.2 it is")
     upstream = source_on_meta(config, family.module, family.class_name)
     layout = family.checkpoint_layout(config, stored)
     tied = tied_weights(config, family.module, family.class_name)
@@ -91,7 +91,7 @@ def original_of(config: Any, family: Family, stored: Mapping[str, Shape]) -> Ori
     )
 
 
-def _linears(upstream: nn.Module, layout: Correspondence) -> tuple[dict[str, Linear], dict[str, Stacked]]:
+def _linears(upstream: Any, layout: Correspondence) -> tuple[dict[str, Linear], dict[str, Stacked]]:
     linears: dict[str, Linear] = {}
     stacks: dict[str, Stacked] = {}
     last = upstream.get_output_embeddings() if hasattr(upstream, "get_output_embeddings") else None
@@ -103,9 +103,9 @@ def _linears(upstream: nn.Module, layout: Correspondence) -> tuple[dict[str, Lin
             if name.rpartition(".")[2] in FLOAT_LINEARS or INDEXER.search(name):
                 continue
             (disk,) = layout.source_of(f"{name}.weight")
-            rows, columns = module.weight.shape
+            rows, columns = module.out_features, module.in_features
             prefix = disk.removesuffix(".weight")
-            linears[prefix] = Linear(prefix, rows, columns, _role(name), module.bias is not None)
+            linears[prefix] = Linear(prefix, rows, columns, _role(name), module.bias is not None, name)
         elif {"gate_up_proj", "down_proj"} <= own.keys():
             for parameter in ("gate_up_proj", "down_proj"):
                 _experts(f"{name}.{parameter}", own[parameter], layout, linears, stacks)

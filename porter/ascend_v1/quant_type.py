@@ -28,6 +28,7 @@ Shape = tuple[int, ...]
 class Linear:
     """One linear of the original model: `name` as on disk, without ".weight"; weight [rows, columns].
 
+    `module` is its name in the upstream class, where it is a module there; routed experts are none.
     `layer` is "moe" for one of routed experts. `role` is what a scheme goes by: the attention's, the MLP's (shared
     experts among them), or a routed expert's.
     """
@@ -37,6 +38,7 @@ class Linear:
     columns: int
     role: Literal["attention", "mlp", "expert"]
     bias: bool = False
+    module: str = ""
 
     @property
     def layer(self) -> Layer:

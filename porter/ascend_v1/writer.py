@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from porter import __version__
-from porter.ascend_v1.activation import InputScale, loadable_scales
+from porter.activation_range import Range
+from porter.ascend_v1.activation import loadable_scales
 from porter.ascend_v1.names import DESCRIPTION, SHARD_BYTES, STEM, VERSION
 from porter.ascend_v1.original import Original, original_of
 from porter.ascend_v1.outputs import Conversion, counted, plans_of
-from porter.ascend_v1.quant_type import FLOAT
 from porter.ascend_v1.scheme import AscendScheme, model_quant_type, scheme_of, static_linears, types_of
 from porter.checkpoint.convert import Output, Progress, convert
 from porter.checkpoint.reader import CONFIG_LIMIT, Checkpoint
@@ -32,6 +32,10 @@ from porter.models.own_code import family_of_checkpoint
 from porter.models.presets import resolve
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+Calibrate = Callable[[Path, list[str]], Mapping[str, Range]]
+"""Called with the checkpoint's directory and the names of linears: the range of each one's input."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def plan_ascend_v1(
     scheme: str | None = None,
     dtype: str | None = None,
     weights: Path | None = None,
-    calibration: Mapping[str, InputScale] | None = None,
+    calibration: Calibrate | None = None,
     trust_remote_code: bool = False,
 ) -> AscendV1Plan:
     """Decide every tensor from config and headers alone.
@@ -98,8 +102,14 @@ def plan_ascend_v1(
     )
     target, narrow = _dtype(fields, dtype)
     types = types_of(original, chosen)
-    static = static_linears(types)
-    scales = loadable_scales(calibration or {}, static, original.model_type, target) if static else {}
+    static = [original.linears[name] for name in static_linears(types)]
+    if static and calibration is None:
+        raise PorterError(
+            f"--scheme {chosen.name}: {len(static)} linears quantize their input by a scale that has to be measured; "
+            "give --calibration, or choose a dynamic scheme (--scheme w8a8)"
+        )
+    measured = calibration(home, [linear.module for linear in static]) if static and calibration else {}
+    scales = loadable_scales(measured, static, original.model_type, target)
     conversion = Conversion(original, types, scales, blocks, target, narrow)
     outputs = conversion.outputs(checkpoint)
     read = {source for output in outputs for source in output.sources}
@@ -169,10 +179,10 @@ def _dtype(fields: Mapping[str, Any], wanted: str | None) -> tuple[torch.dtype, 
     """(the dtype that vLLM loads the written model in, whether float32 weights become that)."""
     if wanted is not None and wanted not in DTYPES:
         raise PorterError(f"--dtype {wanted}: AscendV1 is loaded in {' or '.join(DTYPES)}")
-    said = dtype_said(fields)
+    said = dtype_said(fields) or torch.float32
     if wanted is not None:
         return DTYPES[wanted], DTYPES[wanted] != said
-    return (said, False) if said in DTYPES.values() else (torch.bfloat16, True)
+    return (said, False) if said in (torch.bfloat16, torch.float16) else (torch.bfloat16, True)
 
 
 def dtype_said(fields: Mapping[str, Any]) -> torch.dtype | None:
@@ -202,4 +212,4 @@ def _written_config(fields: Mapping[str, Any], dtype: torch.dtype) -> dict[str, 
     return result
 
 
-__all__ = ["FLOAT", "AscendV1Plan", "description_of", "dtype_said", "plan_ascend_v1", "write_ascend_v1"]
+__all__ = ["AscendV1Plan", "description_of", "dtype_said", "plan_ascend_v1", "write_ascend_v1"]
