@@ -13,9 +13,7 @@ from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES
 
 def attend(torch_npu: Any, attention: Attention) -> torch.Tensor:
     """[B, S, Hq, Dv] by the operator that takes these tensors."""
-    mask = attention.mask
-    by_head = mask is not None and mask.dtype == torch.bool and mask.shape[1] != 1 and attention.query.shape[2] != 1
-    if attention.query.dtype == torch.float32 or by_head:
+    if attention.query.dtype == torch.float32:
         return fusion(torch_npu, attention)
     return fused_inference(torch_npu, attention)[0]
 
@@ -29,7 +27,7 @@ def gqa(
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """npu_fused_infer_attention_score; npu_fusion_attention_v3 in float32 and for bool masks that differ by head."""
+    """npu_fused_infer_attention_score, and npu_fusion_attention_v3 in float32."""
     if query.numel() == 0:
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
     return attend(torch_npu, Attention(query, key, value, attention_mask, scaling, sliding_window))

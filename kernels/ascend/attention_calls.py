@@ -48,12 +48,12 @@ def fused_inference(torch_npu: Any, attention: Attention, lse: bool = False) -> 
     query, key, value = _padded(attention)
     mask, scaling, extra = attention.mask, attention.scaling, causal(attention)
     if mask is not None:
-        extra = {"sparse_mode": 0, "pre_tokens": UNLIMITED, "next_tokens": UNLIMITED, "inner_precise": 2}
-        if mask.dtype == torch.bool:
-            extra["atten_mask"] = hidden(mask)
+        extra = {"sparse_mode": 0, "pre_tokens": UNLIMITED, "next_tokens": UNLIMITED}
+        if mask.dtype == torch.bool and mask.shape[1] == 1:
+            extra |= {"atten_mask": hidden(mask), "inner_precise": 2}
         else:
-            query, scaling = _scaled(query, scaling), 1.0
-            extra |= {"pse_shift": as_bias(mask, query.shape[1], query.dtype), "inner_precise": 0}
+            query, scaling, bias = _biased(query, scaling, mask)
+            extra |= {"pse_shift": bias, "inner_precise": 0}
     output, sums = torch_npu.npu_fused_infer_attention_score(
         query.contiguous(),
         key.contiguous(),
@@ -65,7 +65,7 @@ def fused_inference(torch_npu: Any, attention: Attention, lse: bool = False) -> 
         softmax_lse_flag=lse,
         **extra,
     )
-    return _finished(output, attention, mask is not None and mask.dtype != torch.bool), sums
+    return _finished(output, attention, "pse_shift" in extra), sums
 
 
 def _decode(torch_npu: Any, attention: Attention, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,10 +78,7 @@ def _decode(torch_npu: Any, attention: Attention, lse: bool) -> tuple[torch.Tens
     if (buffers := whole_cache(key, value)) is not None:
         (key, value), lengths = buffers, [keys]
     if mask is not None:
-        if mask.dtype != torch.bool:
-            query, scaling = _scaled(query, scaling), 1.0
-        unseen = functional.pad(mask, (0, key.shape[2] - keys))
-        bias = as_bias(unseen, query.shape[1], query.dtype)
+        query, scaling, bias = _biased(query, scaling, functional.pad(mask, (0, key.shape[2] - keys)))
     output, sums = torch_npu.npu_fused_infer_attention_score(
         query.contiguous(),
         key.contiguous(),
@@ -112,9 +109,13 @@ def _padded(attention: Attention) -> list[torch.Tensor]:
     return up_to(size, attention.query, attention.key, attention.value)
 
 
-def _scaled(query: torch.Tensor, scaling: float) -> torch.Tensor:
-    """The query times the scale: the documents disagree whether a bias is added before or after scaling."""
-    return (query.float() * scaling).to(query.dtype)
+def _biased(query: torch.Tensor, scaling: float, mask: torch.Tensor) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """(query, scale, bias) of a mask that is added to the scores. The documents disagree whether before or after they
+    are scaled, so an additive mask goes with a query that is scaled already; a bool one hides keys either way."""
+    bias = as_bias(mask, query.shape[1], query.dtype)
+    if mask.dtype == torch.bool:
+        return query, scaling, bias
+    return (query.float() * scaling).to(query.dtype), 1.0, bias
 
 
 def _finished(output: torch.Tensor, attention: Attention, biased: bool) -> torch.Tensor:
@@ -126,7 +127,7 @@ def _finished(output: torch.Tensor, attention: Attention, biased: bool) -> torch
 
 
 def fusion(torch_npu: Any, attention: Attention, sinks: torch.Tensor | None = None) -> torch.Tensor:
-    """[B, S, Hq, Dv] by the training operator, which takes any head size, float32 and masks that differ by head."""
+    """[B, S, Hq, Dv] by the training operator, which takes any head size and float32."""
     attention = _last_keys(attention) if attention.query.shape[2] == 1 else attention
     query, key = attention.query, attention.key
     if attention.value.shape[-1] > query.shape[-1]:
@@ -139,8 +140,7 @@ def fusion(torch_npu: Any, attention: Attention, sinks: torch.Tensor | None = No
     elif mask is not None and mask.dtype == torch.bool:
         extra |= {"atten_mask": hidden(_all_sequences(mask, query.shape[0])), "inner_precise": 2}
     elif mask is not None:
-        query, scaling = _scaled(query, scaling), 1.0
-        extra["pse"] = as_bias(mask, query.shape[1], query.dtype)
+        query, scaling, extra["pse"] = _biased(query, scaling, mask)
     output = torch_npu.npu_fusion_attention_v3(
         query, key, attention.value, query.shape[1], "BNSD", scale=scaling, sink=sinks, **extra
     )[0]

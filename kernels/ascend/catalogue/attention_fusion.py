@@ -17,6 +17,7 @@ from porter.kernels.ascend.catalogue.attention_layouts import (
 )
 from porter.kernels.ascend.catalogue.attention_rules import on
 from porter.kernels.ascend.catalogue.attention_scenarios import is_upper
+from porter.kernels.ascend.catalogue.attention_schemas import FUSION, FUSION_THIRD
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
 
@@ -33,22 +34,6 @@ NAMES = Names(
     next="next_tockens",
 )
 LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
-
-SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, Tensor? "
-    "padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
-    "int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? actual_seq_qlen=None, int[]? "
-    "actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str "
-    'softmax_layout="", Tensor? sink=None, Tensor? dropout_mask=None, int seed=0, int offset=0) -> (Tensor, '
-    "Tensor, Tensor, Tensor, int, int, int)"
-)
-THIRD_SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, Tensor? "
-    "padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
-    "int next_tockens=2147483647, int inner_precise=0, SymInt[]? prefix=None, Tensor? actual_seq_qlen=None, "
-    "Tensor? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str "
-    'softmax_layout="", Tensor? sink=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)'
-)
 
 
 def _ranks(call: Call) -> bool:
@@ -252,7 +237,7 @@ EXPLICIT = ("scale", "sparse_mode")
 OPS = (
     VendorOp(
         name="npu_fusion_attention",
-        schema=SCHEMA,
+        schema=FUSION,
         page=PAGES + "torch_npu-npu_fusion_attention.md",
         chips=(A2, A5),
         outputs=_outputs(lambda query: (0, 0, 0)),
@@ -263,7 +248,7 @@ OPS = (
     ),
     VendorOp(
         name="npu_fusion_attention_v3",
-        schema=THIRD_SCHEMA,
+        schema=FUSION_THIRD,
         page=PAGES + "torch_npu-npu_fusion_attention_v3.md",
         chips=(A2, A3),
         outputs=_outputs(lambda query: tuple(query.new_empty(1, dtype=torch.int64) for _ in range(2))),

@@ -15,8 +15,9 @@ from porter.kernels.ascend.catalogue.attention_scenarios import (
     rope_rules,
     value_rules,
 )
+from porter.kernels.ascend.catalogue.attention_schemas import FUSED_INFERENCE, FUSED_INFERENCE_SECOND
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
 
 PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 FIRST = Names("num_heads", "scale", "actual_seq_lengths", "actual_seq_lengths_kv", "softmax_lse_flag")
@@ -38,37 +39,8 @@ RESERVED = (
 NOTE = (
     "atten_mask: True and 1 are masked out, the opposite of torch. sparse_mode 3: causal, aligned to the last query "
     "and key; 4: a band of pre_tokens before and next_tokens after that diagonal, so a window of w keys is w - 1. "
-    "Result 1 is the logarithm of the sum of exponentials, or one zero"
-)
-
-
-FIRST_SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, Tensor? atten_mask=None, SymInt[]? "
-    "actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, Tensor? dequant_scale1=None, Tensor? "
-    "quant_scale1=None, Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, "
-    "Tensor? antiquant_scale=None, Tensor? antiquant_offset=None, Tensor? key_antiquant_scale=None, Tensor? "
-    "key_antiquant_offset=None, Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None, Tensor? "
-    "block_table=None, Tensor? query_padding_size=None, Tensor? kv_padding_size=None, Tensor? "
-    "key_shared_prefix=None, Tensor? value_shared_prefix=None, SymInt[]? actual_shared_prefix_len=None, Tensor? "
-    "query_rope=None, Tensor? key_rope=None, Tensor? key_rope_antiquant_scale=None, int num_heads=1, float "
-    'scale=1., int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", int '
-    "num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, int antiquant_mode=0, int "
-    "key_antiquant_mode=0, int value_antiquant_mode=0, bool softmax_lse_flag=False) -> (Tensor, Tensor)"
-)
-SECOND_SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, *, Tensor? query_rope=None, Tensor? key_rope=None, Tensor? "
-    "pse_shift=None, Tensor? atten_mask=None, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_kvlen=None, "
-    "Tensor? block_table=None, Tensor? dequant_scale_query=None, Tensor? dequant_scale_key=None, Tensor? "
-    "dequant_offset_key=None, Tensor? dequant_scale_value=None, Tensor? dequant_offset_value=None, Tensor? "
-    "dequant_scale_key_rope=None, Tensor? quant_scale_out=None, Tensor? quant_offset_out=None, Tensor? "
-    "quant_scale_p=None, Tensor? learnable_sink=None, int num_query_heads=1, int num_key_value_heads=0, float "
-    'softmax_scale=1., int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", int '
-    "sparse_mode=0, int block_size=0, int query_quant_mode=0, int key_quant_mode=0, int value_quant_mode=0, int "
-    "inner_precise=0, bool return_softmax_lse=False, int? query_dtype=None, int? key_dtype=None, int? "
-    "value_dtype=None, int? query_rope_dtype=None, int? key_rope_dtype=None, int? key_shared_prefix_dtype=None, "
-    "int? value_shared_prefix_dtype=None, int? dequant_scale_query_dtype=None, int? dequant_scale_key_dtype=None, "
-    "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None, int? out_dtype=None) -> "
-    "(Tensor, Tensor)"
+    "Result 1 is the logarithm of the sum of exponentials, or one zero. The pages list A2 and A3; op-plugin's own "
+    "tests (test_npu_fused_infer_attention_score.py) and vllm-ascend's A5DeviceAdaptor run it on 950 too"
 )
 
 
@@ -153,9 +125,9 @@ def _explicit(names: Names) -> tuple[str, ...]:
 OPS = (
     VendorOp(
         name="npu_fused_infer_attention_score",
-        schema=FIRST_SCHEMA,
+        schema=FUSED_INFERENCE,
         page=PAGES + "torch_npu-npu_fused_infer_attention_score.md",
-        chips=(A2, A3),
+        chips=(A2, A3, A5),
         outputs=_outputs(FIRST),
         rules=(
             absent(*FIRST_QUANTIZATION, why="quantize inside the operator: not modelled by porter"),
@@ -168,9 +140,9 @@ OPS = (
     ),
     VendorOp(
         name="npu_fused_infer_attention_score_v2",
-        schema=SECOND_SCHEMA,
+        schema=FUSED_INFERENCE_SECOND,
         page=PAGES + "torch_npu-npu_fused_infer_attention_score_v2.md",
-        chips=(A2, A3),
+        chips=(A2, A3, A5),
         outputs=_outputs(SECOND),
         rules=(
             absent(*SECOND_QUANTIZATION, why="quantize inside the operator: not modelled by porter"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
 
 PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -158,7 +158,7 @@ OPS = (
         name="npu_mla_prolog_v3",
         schema=THIRD_SCHEMA,
         page=PAGES + "torch_npu-npu_mla_prolog_v3.md",
-        chips=(A2, A3),
+        chips=(A2, A3, A5),
         outputs=_third,
         rules=(
             *(one_of(name, 0) for name in MODES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, multiple, one_of, rank, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
 
 SCHEMA = (
     "(Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? scale=None, int[]? perm_x1=None, int[]? "
@@ -45,7 +45,7 @@ OPS = (
         name="npu_transpose_batchmatmul",
         schema=SCHEMA,
         page="op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_transpose_batchmatmul.md",
-        chips=(A2, A3),
+        chips=(A2, A3, A5),
         outputs=_product,
         rules=(
             absent("bias", why="is not supported yet"),
@@ -68,6 +68,7 @@ OPS = (
                 "perm_x1",
             ),
         ),
-        note="[B, M, K] or, with perm_x1 [1, 0, 2], [M, B, K], times [B, K, N] -> [M, B, N]",
+        note="[B, M, K] or, with perm_x1 [1, 0, 2], [M, B, K], times [B, K, N] -> [M, B, N]. The page lists A2 and A3; vllm-ascend calls "
+        "it on 950 too (mla_v1.py)",
     ),
 )
