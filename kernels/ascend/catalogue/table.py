@@ -9,6 +9,7 @@ from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
 from porter.kernels.ascend.catalogue.attention_fusion import OPS as ATTENTION_FUSION
 from porter.kernels.ascend.catalogue.cache import OPS as CACHE
 from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
+from porter.kernels.ascend.catalogue.expert_parallel import OPS as EXPERT_PARALLEL
 from porter.kernels.ascend.catalogue.formats import OPS as FORMATS
 from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.catalogue.grouped_matmul import OPS as GROUPED_MATMUL
@@ -53,6 +54,7 @@ def catalogue() -> Mapping[str, VendorOp]:
         *ROUTING_PERMUTE,
         *GROUPED_MATMUL,
         *GROUPED_MATMUL_FUSED,
+        *EXPERT_PARALLEL,
     ):
         if op.name in table:
             raise ValueError(f"two entries describe {op.name}")

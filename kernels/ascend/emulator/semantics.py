@@ -10,6 +10,7 @@ from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
 from porter.kernels.ascend.emulator.attention_fusion import SEMANTICS as ATTENTION_FUSION
 from porter.kernels.ascend.emulator.cache import SEMANTICS as CACHE
 from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
+from porter.kernels.ascend.emulator.expert_parallel import SEMANTICS as EXPERT_PARALLEL
 from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.emulator.grouped_matmul import SEMANTICS as GROUPED_MATMUL
 from porter.kernels.ascend.emulator.mla import SEMANTICS as MLA
@@ -40,5 +41,6 @@ SEMANTICS: Mapping[str, Semantics] = {
     **ROUTER,
     **ROUTING,
     **GROUPED_MATMUL,
+    **EXPERT_PARALLEL,
 }
 """The CPU computation of each operator, given a call that the catalogue has checked."""
