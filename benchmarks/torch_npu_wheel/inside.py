@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks.torch_npu_wheel.generation import chip_of, generated
 from benchmarks.torch_npu_wheel.replay import DEVICES, replay
 from benchmarks.torch_npu_wheel.schemas import check_op
 from benchmarks.torch_npu_wheel.stub_libraries import build, load
+from benchmarks.torch_npu_wheel.tracing import traced
 from porter.kernels.ascend.catalogue.table import catalogue
 from porter.kernels.ascend.emulator.on_wheel import emulated_on_wheel
 
@@ -26,10 +26,8 @@ METAS = "torch_npu.op_plugin.meta._meta_registrations"
 def vendor_module(directory: Path) -> Any:
     """The vendor's torch_npu, imported against stub libraries that are built in `directory`.
 
-    Raises RuntimeError where torch loads it by itself, which is before the libraries are there.
+    The process needs TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch would load torch_npu before the libraries are there.
     """
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
-        raise RuntimeError("set TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that torch_npu loads after its libraries")
     load(build(directory))
     return importlib.import_module("torch_npu")
 
@@ -46,6 +44,7 @@ def main(arguments: list[str]) -> int:
         "schemas": {name: check_op(op, module) for name, op in catalogue().items()},
         "replayed": [asdict(replay(module, metas, call, device)) for call in calls for device in DEVICES],
         "generated": {name: generated(Path(d), emulated_on_wheel(chip_of(Path(d)))) for name, d in ports.items()},
+        "traced": {name: traced(Path(d), metas) for name, d in ports.items()},
     }
     (work / "findings.json").write_text(json.dumps(findings), encoding="utf-8")
     return 0

@@ -32,7 +32,13 @@ class Recorder:
             "arguments": {name: encoded(value) for name, value in call.arguments.items()},
             "outputs": [encoded(t) for t in listed(result)],
         }
-        self._calls.setdefault(json.dumps(entry, sort_keys=True), {**entry, "source": self.source})
+        self.add([{**entry, "source": self.source}])
+
+    def add(self, calls: list[Recorded]) -> None:
+        """Keep those of `calls` that are new."""
+        for call in calls:
+            key = json.dumps({name: value for name, value in call.items() if name != "source"}, sort_keys=True)
+            self._calls.setdefault(key, call)
 
     @property
     def calls(self) -> list[Recorded]:
@@ -40,8 +46,8 @@ class Recorder:
         return list(self._calls.values())
 
 
-def record_kernels(recorder: Recorder, chip: str) -> Iterator[tuple[str, int]]:
-    """Run every kernel of the provider on `chip` over its Op's own cases; yields (Op, cases that it took)."""
+def record_kernels(recorder: Recorder, chip: str) -> Iterator[str]:
+    """Run every kernel of the provider on `chip` over its Op's own cases; yields a line for each kernel that failed."""
     registry, provider = default_registry(), AscendProvider()
     with emulated_npu(chip) as emulator, torch.no_grad():
         emulator.observers.append(recorder)
@@ -49,13 +55,13 @@ def record_kernels(recorder: Recorder, chip: str) -> Iterator[tuple[str, int]]:
             recorder.source = f"kernel {'/'.join(key)}"
             op, kernel = registry.op(*key), provider.implementation(*key, chip)
             assert kernel is not None, key
-            taken = 0
-            for dtype in op.dtypes:
-                for case in op.inputs(dtype):
+            for case in (case for dtype in op.dtypes for case in op.inputs(dtype)):
+                try:
                     if kernel.accepts(*case.arguments) is None:
                         kernel.call(*case.arguments)
-                        taken += 1
-            yield "/".join(key), taken
+                except Exception as error:
+                    yield f"{recorder.source} on {chip}, case {case.label}: {type(error).__name__}: {error}"
+                    break
 
 
 def listed(outputs: Any) -> list[torch.Tensor]:

@@ -60,12 +60,13 @@ def replay(module: Any, metas: Any, call: Recorded, device: str) -> Replayed:
         try:
             result = getattr(module, call["op"])(*positional, **arguments)
         except Exception as error:  # whatever the wheel raises is what is reported
-            return Replayed(call, device, _verdict(call["op"], error), _first_line(error))
-    got = [{"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")} for t in listed(result)]
-    ours = [{"shape": t["shape"], "dtype": t["dtype"]} for t in call["outputs"]]
-    if got == ours:
-        return Replayed(call, device, "equal")
-    return Replayed(call, device, "different", f"ours {_short(ours)}; vendor's {_short(got)}")
+            return Replayed(call, device, _verdict(call["op"], error), first_line(error))
+    got = [short(t.shape, t.dtype) for t in listed(result)]
+    ours = [short(t["shape"], t["dtype"]) for t in call["outputs"]]
+    if len(got) != len(ours):
+        return Replayed(call, device, "different", f"{len(ours)} results; the vendor's meta kernel gives {len(got)}")
+    unequal = [f"result {i} {a}; vendor's {b}" for i, (a, b) in enumerate(zip(ours, got, strict=True)) if a != b]
+    return Replayed(call, device, "different", ", ".join(unequal)) if unequal else Replayed(call, device, "equal")
 
 
 def _verdict(op: str, error: Exception) -> Verdict:
@@ -75,10 +76,12 @@ def _verdict(op: str, error: Exception) -> Verdict:
     return "no meta" if isinstance(error, (NotImplementedError, UnsupportedOperatorException)) else "unbound"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The type and the first line of the message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _short(outputs: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{o['dtype']}{o['shape']}" for o in outputs)
+def short(shape: Any, dtype: Any) -> str:
+    """A tensor in a word: int8[3, 4]."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,17 +11,22 @@ from benchmarks.torch_npu_wheel.replay import DEVICES
 from benchmarks.torch_npu_wheel.verdicts import EXPLAINED
 
 VERDICTS = ("equal", "different", "refused", "unbound", "no meta")
+PORT_COLUMNS = ("port", "calls", "operators", "against the declared mode", "on fake `npu` tensors", "by the reference")
+NUMBERS = re.compile(r"\d+(, \d+)+")
+"""Shapes of two dimensions and more."""
+SHOWN = 3
 FAULTS = ("different", "refused", "unbound")
 
 
 def problems(findings: dict[str, Any]) -> list[str]:
     """Every difference that has no verdict, a line each."""
-    found = [line for lines in findings["schemas"].values() for line in lines if _why(line) is None]
-    for line, why in _differences(findings).items():
-        if why is None:
-            found.append(" ".join(line))
+    found = list(findings["failed"])
+    found += [line for lines in findings["schemas"].values() for line in lines if _why(line) is None]
+    found += [line for line, why in _differences(findings).items() if why is None]
     for name, ours in findings["declared"].items():
         found += [f"port {name}: {what}" for what in _unequal(ours, findings["generated"][name])]
+        if (stopped := _stopped(findings["traced"][name])) is not None:
+            found.append(f"port {name}: {stopped}")
     return found
 
 
@@ -55,34 +61,51 @@ def _found(findings: dict[str, Any]) -> Iterable[str]:
         return
     yield "| difference | verdict |"
     yield "| - | - |"
-    for text, why in [*schemas.items(), *((" ".join(parts), why) for parts, why in calls.items())]:
+    for text, why in (schemas | calls).items():
         yield f"| {text.replace('|', '/')} | {why or '**unexplained**'} |"
 
 
 def _ports(findings: dict[str, Any]) -> Iterable[str]:
-    yield "| port | calls of torch_npu | operators | tokens and logits, declared mode against wheel |"
-    yield "| - | - | - | - |"
+    yield f"| {' | '.join(PORT_COLUMNS)} |"
+    yield f"|{' - |' * len(PORT_COLUMNS)}"
     for name, ours in findings["declared"].items():
-        unequal = _unequal(ours, findings["generated"][name])
-        calls = ours["calls"]
-        yield f"| {name} | {sum(calls.values())} | {len(calls)} | {'; '.join(unequal) or 'bit for bit equal'} |"
+        calls, traced = ours["calls"], findings["traced"][name]
+        unequal = "; ".join(_unequal(ours, findings["generated"][name])) or "bit for bit equal"
+        trace = _stopped(traced) or f"{sum(traced['calls'].values())} calls"
+        yield (
+            f"| {name} | {sum(calls.values())} | {len(calls)} | {unequal} | {trace} | "
+            f"{'; '.join(traced['refused']) or 'nothing'} |"
+        )
     for name, reason in findings["refused"].items():
-        yield f"| {name} | | | not ported: {reason} |"
+        yield f"| {name} | | | | | not ported: {reason} |"
+
+
+def _stopped(traced: dict[str, Any]) -> str | None:
+    if traced["stopped"] is not None:
+        return f"stopped on fake npu tensors: {traced['stopped']}"
+    wrong = [logits for logits in traced["logits"] if logits[2] != "npu"]
+    return f"logits are on {wrong[0][2]}" if wrong else None
 
 
 def _unequal(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     return [f"{what} differ" for what in ("tokens", "logits", "calls") if ours[what] != theirs[what]]
 
 
-def _differences(findings: dict[str, Any]) -> dict[tuple[str, str, str, str], str | None]:
-    """(operator, chips, source, verdict and detail) of the replayed calls that are not equal, and why that is right."""
-    found: dict[tuple[str, str, str, str], str | None] = {}
+def _differences(findings: dict[str, Any]) -> dict[str, str | None]:
+    """One line for each way in which replayed calls of an operator are not equal, sizes left out of the comparison of
+    ways; and why that is right, or None."""
+    found: dict[tuple[str, ...], list[tuple[dict[str, Any], str]]] = defaultdict(list)
     for r in findings["replayed"]:
         if r["verdict"] in FAULTS:
-            call = r["call"]
-            detail = f"{r['verdict']} on {r['device']}: {r['detail']}"
-            found[call["op"], call["chip"], call["source"], detail] = _explained(call["op"], detail)
-    return found
+            way = NUMBERS.sub("#", r["detail"])
+            found[r["call"]["op"], r["verdict"], way].append((r["call"], r["detail"]))
+    lines = {}
+    for (op, verdict, _), calls in found.items():
+        detail, places = calls[0][1], sorted({f"{call['source']} on {call['chip']}" for call, _ in calls})
+        detail = f"{verdict}: {detail}"
+        shown = ", ".join(places[:SHOWN]) + (f" and {len(places) - SHOWN} more" if len(places) > SHOWN else "")
+        lines[f"{op}: {detail} ({len(calls)} calls: {shown})"] = _explained(op, detail)
+    return lines
 
 
 def _explained(op: str, detail: str) -> str | None:

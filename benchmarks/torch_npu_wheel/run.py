@@ -23,6 +23,7 @@ from porter.kernels.ascend.catalogue.vendor_op import CHIPS
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 ROOT = Path(__file__).parents[2]
+PLUGIN = "benchmarks.torch_npu_wheel.recording_plugin"
 MODELS = (
     ("tiny-deepseek-v2", "bf16"),
     ("tiny-deepseek-v3", "bf16"),
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shutil.rmtree(options.work, ignore_errors=True)
     options.work.mkdir(parents=True)
     recorder, ports, refused = Recorder(), {}, {}
-    cases = {chip: dict(record_kernels(recorder, chip)) for chip in options.chips}
+    failed = [line for chip in options.chips for line in record_kernels(recorder, chip)]
+    if not options.no_tests:
+        failed += record_tests(recorder, options.work)
     for model, scheme in () if options.no_ports else MODELS:
         name, directory = f"{model} {scheme}", options.work / f"{model}-{scheme}"
         try:
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recorder.source = f"port {name}"
         declared[name] = generated(directory, emulated_npu(chip_of(directory)), (recorder,))
     findings = on_wheel(options.python, options.work, recorder.calls, ports)
-    findings |= {"cases": cases, "declared": declared, "refused": refused}
+    findings |= {"failed": failed, "declared": declared, "refused": refused}
     text = markdown(findings)
     print(text)
     if options.report is not None:
@@ -68,6 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unexplained = problems(findings)
     print(*unexplained, f"{len(unexplained)} unexplained differences", sep="\n", file=sys.stderr)
     return 1 if unexplained else 0
+
+
+def record_tests(recorder: Recorder, work: Path) -> list[str]:
+    """Add the calls that the emulator's own tests make, also those of operators that no kernel uses.
+
+    Returns the lines in which pytest names tests that failed.
+    """
+    target = work / "test_calls.json"
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "tests/kernels/ascend"]
+    environment = {**os.environ, "PORTER_TEST_CALLS": str(target.resolve())}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    recorder.add(json.loads(target.read_text(encoding="utf-8")))
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines or ([f"pytest ended with {result.returncode}: {result.stdout[-500:]}"] if result.returncode else [])
 
 
 def on_wheel(python: Path, work: Path, calls: list[dict[str, Any]], ports: dict[str, Path]) -> dict[str, Any]:
@@ -93,9 +110,10 @@ def on_wheel(python: Path, work: Path, calls: list[dict[str, Any]], ports: dict[
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_npu_wheel", description=__doc__)
     parser.add_argument("--python", type=Path, required=True, help="interpreter of the environment with torch_npu")
-    parser.add_argument("--work", type=Path, default=ROOT / "out" / "torch_npu_wheel", help="folder for what is written")
+    parser.add_argument("--work", type=Path, default=ROOT / "out" / "torch_npu_wheel", help="folder to write to")
     parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=CHIPS, help="chips whose kernels are run")
     parser.add_argument("--port", type=Path, action="append", default=[], help="an exported directory to run as well")
-    parser.add_argument("--no-ports", action="store_true", help="run the kernels' own cases alone")
+    parser.add_argument("--no-tests", action="store_true", help="leave out the calls of the emulator's own tests")
+    parser.add_argument("--no-ports", action="store_true", help="leave out the shipped models")
     parser.add_argument("--report", type=Path, help="file to write the tables to")
     return parser.parse_args(arguments)
