@@ -46,6 +46,24 @@ class Int8Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}"
 
 
+class StaticInt8Linear(Int8Linear):
+    """An `Int8Linear` whose input has one scale and one offset for all tokens, measured beforehand.
+
+    Codes of the input are input / input_scale + input_offset; quant_bias is -input_offset * the sum of each weight row.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, scheme: str, dtype: torch.dtype) -> None:
+        super().__init__(in_features, out_features, bias, scheme, dtype)
+        self.input_scale = nn.Parameter(torch.empty(1, dtype=torch.float32), requires_grad=False)
+        self.input_offset = nn.Parameter(torch.empty(1, dtype=torch.int8), requires_grad=False)
+        self.quant_bias = nn.Parameter(torch.empty(out_features, dtype=torch.int32), requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input [..., in_features] -> [..., out_features]."""
+        measured = (self.input_scale, self.input_offset, self.quant_bias)
+        return self.linear(input, self.weight, self.weight_scale, *measured, self.bias)  # type: ignore[no-any-return]
+
+
 class WideningEmbedding(nn.Embedding):
     """The embedding `of`, its table [num_embeddings, embedding_dim] stored in `dtype`, its rows given in `of`'s.
 

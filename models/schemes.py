@@ -8,18 +8,20 @@ import torch
 from torch import nn
 
 from porter.kernels.dispatch import OpCall, op_calls
-from porter.models.linear import Int8Linear, WideningEmbedding
+from porter.kernels.reference.experts_w4a8 import scale_groups
+from porter.models.linear import Int8Linear, StaticInt8Linear, WideningEmbedding
 
 
 def apply_schemes(model: nn.Module, config: Any) -> None:
-    """Change the modules named in `config.porter["quantized"]` ({module name: "w8a16" | "w8a8" | "bf16"}).
+    """Change the modules named in `config.porter["quantized"]`.
 
-    In int8 linear layers become `Int8Linear`; stacked experts keep their class, with int8 weights and float32 scales
-    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H]. In "bf16" both keep their class over bfloat16 weights, and
-    embeddings become `WideningEmbedding`; what they compute stays in the dtype that the model is built in. Ops named in
-    `config.porter["reference_only"]` use the reference by choice. Layers in `config.porter["prediction_layers"]` are in
-    the checkpoint beside the model, which therefore does not miss them. Models without such a section are left as they
-    are.
+    It is {module name: "w8a16" | "w8a8" | "w8a8_static" | "w4a8" | "bf16"}. In int8 linear layers become `Int8Linear`,
+    in "w8a8_static" `StaticInt8Linear`; stacked experts keep their class, with int8 weights and float32 scales
+    gate_up_proj_scale [E, 2I] and down_proj_scale [E, H], or in "w4a8" with the tensors of the Op experts/w4a8. In
+    "bf16" both keep their class over bfloat16 weights, and embeddings become `WideningEmbedding`; what they compute
+    stays in the dtype that the model is built in. Ops named in `config.porter["reference_only"]` use the reference by
+    choice. Layers in `config.porter["prediction_layers"]` are in the checkpoint beside the model, which therefore does
+    not miss them. Models without such a section are left as they are.
     """
     section = getattr(config, "porter", None) or {}
     for name, scheme in section.get("quantized", {}).items():
@@ -28,7 +30,8 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
             _store_bfloat16(model, name, module)
         elif isinstance(module, nn.Linear):
             bias = module.bias is not None
-            replacement = Int8Linear(module.in_features, module.out_features, bias, scheme, module.weight.dtype)
+            kind = StaticInt8Linear if scheme == "w8a8_static" else Int8Linear
+            replacement = kind(module.in_features, module.out_features, bias, scheme, module.weight.dtype)
             model.set_submodule(name, replacement)
         else:
             _quantize_experts(module, scheme)
@@ -53,9 +56,18 @@ def _store_bfloat16(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def _quantize_experts(module: nn.Module, scheme: str) -> None:
     for name in ("gate_up_proj", "down_proj"):
-        shape = getattr(module, name).shape
-        setattr(module, name, nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False))
-        scale = nn.Parameter(torch.empty(shape[:2], dtype=torch.float32), requires_grad=False)
-        setattr(module, f"{name}_scale", scale)
+        experts, rows, columns = getattr(module, name).shape
+        if scheme == "w4a8":
+            scales = experts, scale_groups(columns), rows
+            _store(module, name, torch.empty(experts, columns, rows // 2, dtype=torch.int8))
+            _store(module, f"{name}_scale", torch.empty(scales, dtype=torch.int64))
+            _store(module, f"{name}_scale_bias", torch.empty(experts, rows, dtype=torch.float32))
+        else:
+            _store(module, name, torch.empty(experts, rows, columns, dtype=torch.int8))
+            _store(module, f"{name}_scale", torch.empty(experts, rows, dtype=torch.float32))
     clamped = module.__dict__["experts"].variant.startswith("clamped")
     module.__dict__["experts"] = OpCall("experts", f"clamped_{scheme}" if clamped else scheme)
+
+
+def _store(module: nn.Module, name: str, values: torch.Tensor) -> None:
+    setattr(module, name, nn.Parameter(values, requires_grad=False))

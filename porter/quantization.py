@@ -11,10 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from porter.activation_range import STEPS
 from porter.errors import PorterError
 
 INT8_MAX = 127
 """Largest code. -128 is never used: codes are symmetric, so a kernel may negate one, and pairs of products fit i16."""
+
+INT4_MAX = 7
+"""Largest code of int4. -8 is never used either."""
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """2**-126: kernels that flush subnormal numbers would read a smaller scale as zero."""
@@ -25,22 +29,73 @@ BLOCK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a port stores the weights of its linear layers and experts, and in what its products take activations."""
+    """How a port stores the weights of its linear layers and experts, and in what its products take activations.
+
+    `linears`, `experts` and `head` (the output embedding) name what apply_schemes makes of those modules; `attention`
+    what it makes of the projections of latent attention, where that differs. `LEFT` are left in floating point.
+    """
 
     name: str
     weight_dtype: torch.dtype
-    activation: Literal["float", "int8"]
+    activation: Literal["float", "int8", "int8 static"]
     description: str
+    linears: str
+    experts: str
+    head: str
+    attention: str = ""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether activations are quantized with ranges that were measured beforehand."""
+        return STATIC in (self.linears, self.attention)
+
+
+STATIC = "w8a8_static"
+LEFT = ""
+
+
+def _plain(name: str, dtype: torch.dtype, activation: Literal["float", "int8"], description: str) -> Scheme:
+    """The same for every module; in int8 the head's input feeds the logits directly, so it is not quantized."""
+    head = "w8a16" if dtype == torch.int8 else name
+    return Scheme(name, dtype, activation, description, linears=name, experts=name, head=head)
 
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         s.name: s
         for s in (
-            Scheme("fp32", torch.float32, "float", "weights and activations in float32"),
-            Scheme("bf16", torch.bfloat16, "float", "weights in bfloat16; activations too, unless asked for float32"),
-            Scheme("w8a16", torch.int8, "float", "int8 weights, one float32 scale per output row; float activations"),
-            Scheme("w8a8", torch.int8, "int8", "int8 weights as w8a16; activations int8, one scale per token"),
+            _plain("fp32", torch.float32, "float", "weights and activations in float32"),
+            _plain("bf16", torch.bfloat16, "float", "weights in bfloat16; activations too, unless asked for float32"),
+            _plain("w8a16", torch.int8, "float", "int8 weights, one float32 scale per output row; float activations"),
+            _plain("w8a8", torch.int8, "int8", "int8 weights as w8a16; activations int8, one scale per token"),
+            Scheme(
+                "w8a8_static",
+                torch.int8,
+                "int8 static",
+                "as w8a8; inputs of linear layers have one scale and offset for all tokens, measured by --calibration",
+                linears=STATIC,
+                experts="w8a8",
+                head="w8a16",
+            ),
+            Scheme(
+                "w4a8",
+                torch.int8,
+                "int8",
+                "int4 weights of routed experts, one scale per output channel; all else as w8a8",
+                linears="w8a8",
+                experts="w4a8",
+                head="w8a16",
+            ),
+            Scheme(
+                "deepseek-w8a8",
+                torch.int8,
+                "int8",
+                "latent attention as w8a8_static, MLPs and experts as w8a8; kv_b_proj and the head stay floats",
+                linears="w8a8",
+                experts="w8a8",
+                head=LEFT,
+                attention=STATIC,
+            ),
         )
     }
 )
@@ -58,11 +113,12 @@ def scheme_named(name: str) -> Scheme:
     return scheme
 
 
-def quantize_per_channel(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_per_channel(weight: Tensor, largest: int = INT8_MAX) -> tuple[Tensor, Tensor]:
     """weight [..., N, K] of any floating-point dtype -> (codes int8 [..., N, K], scale float32 [..., N]).
 
-    Symmetric: scale = absmax of the row / 127, codes = weight / scale rounded half to even, in [-127, 127]; the error
-    of a weight is at most scale / 2. The arithmetic is float32 (float64 for float64 weights), on the scale as stored.
+    Symmetric: scale = absmax of the row / `largest` (127; 7 for int4), codes = weight / scale rounded half to even, in
+    [-largest, largest]; the error of a weight is at most scale / 2. The arithmetic is float32 (float64 for float64
+    weights), on the scale as stored.
 
     A row of zeros, or of no columns, gets scale 1: its codes are 0, so every scale gives exact zeros, and 1 keeps a
     kernel's reciprocal and its products with activation scales finite. Other scales are at least 2**-126; rows that
@@ -80,14 +136,14 @@ def quantize_per_channel(weight: Tensor) -> tuple[Tensor, Tensor]:
     step = max(1, BLOCK_ELEMENTS // max(columns, 1))
     for start in range(0, rows.shape[0] if columns else 0, step):
         block = slice(start, start + step)
-        _quantize_rows(rows[block], codes[block], scale[block])
+        _quantize_rows(rows[block], codes[block], scale[block], largest)
     return codes.reshape(weight.shape), scale.reshape(weight.shape[:-1])
 
 
-def _quantize_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
+def _quantize_rows(rows: Tensor, codes: Tensor, scale: Tensor, most: int) -> None:
     wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     largest = wide.abs().amax(dim=-1)
-    stored = (largest / INT8_MAX).to(torch.float32)
+    stored = (largest / most).to(torch.float32)
     if not bool(stored.isfinite().all()):
         raise PorterError(
             "quantize_per_channel: weight holds NaN, infinity or a row beyond float32; int8 cannot store it: "
@@ -95,7 +151,7 @@ def _quantize_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
         )
     stored = torch.where(largest == 0, 1.0, stored.clamp(min=SMALLEST_SCALE))
     scale.copy_(stored)
-    # No clamp: the scale and the quotient round once each, so |quotient| <= 127 (1 + 3 u) and rounds to 127 at most.
+    # No clamp: the scale and the quotient round once each, so |quotient| <= most (1 + 3 u), which rounds to most.
     codes.copy_((wide / stored.to(wide.dtype)[:, None]).round_())
 
 
@@ -119,7 +175,8 @@ def expected_relative_error(scheme: str | Scheme, weight: Tensor, activation: Te
     Activations (w8a8). The same step argument with the per-token scale max|x|/127: the relative error is
     crest / (127 sqrt(12)), where crest = max|x| / rms(x), independent of the weights' error, so squares add. crest is
     measured per row of `activation` [..., K] where it is given; else it is sqrt(2 ln 2K), the largest of K normal
-    values: outlier channels cost more than that.
+    values: outlier channels cost more than that. w8a8_static: the step is (max - min) / 255 over all of `activation`,
+    whose extremes its smallest rows pay for too; without it, that of as many normal values as K squared.
 
     An expectation, not a bound: a product that cancels (|Wx| far below its typical size) is relatively worse, so a
     budget multiplies it by a factor. 0 for a weight of zeros.
@@ -128,6 +185,8 @@ def expected_relative_error(scheme: str | Scheme, weight: Tensor, activation: Te
     weight_error = _weight_error(chosen, weight)
     if chosen.activation == "float":
         return weight_error
+    if chosen.activation == "int8 static":
+        return math.hypot(weight_error, _static_error(activation, weight.shape[-1]))
     return math.hypot(weight_error, _crest(activation, weight.shape[-1]) / (INT8_MAX * math.sqrt(12.0)))
 
 
@@ -157,6 +216,16 @@ def _float_step(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         return torch.where(rows == 0, 0.0, torch.ldexp(torch.full_like(rows, torch.finfo(dtype).eps), exponent))
 
     return step
+
+
+def _static_error(activation: Tensor | None, columns: int) -> float:
+    """Step of the measured range over sqrt(12), relative to the root mean square of the activations."""
+    if activation is None:
+        return 2.0 * math.sqrt(4.0 * math.log(2.0 * max(columns, 1))) / (STEPS * math.sqrt(12.0))
+    wide = activation.double()
+    size = float(wide.square().mean().sqrt()) if wide.numel() else 0.0
+    span = float(wide.max().clamp_min(0.0) - wide.min().clamp_max(0.0)) if size else 0.0
+    return span / (STEPS * math.sqrt(12.0) * size) if size else 0.0
 
 
 def _crest(activation: Tensor | None, columns: int) -> float:

@@ -16,7 +16,9 @@ class ExpertsForward(nn.Module):
     gate_up_proj: torch.Tensor
     down_proj: torch.Tensor
     gate_up_proj_scale: torch.Tensor
+    gate_up_proj_scale_bias: torch.Tensor
     down_proj_scale: torch.Tensor
+    down_proj_scale_bias: torch.Tensor
     experts: OpCall
 
     def forward(
@@ -25,6 +27,8 @@ class ExpertsForward(nn.Module):
         weights: tuple[torch.Tensor, ...] = (self.gate_up_proj, self.down_proj)
         if self.gate_up_proj.dtype == torch.int8:
             weights = (self.gate_up_proj, self.gate_up_proj_scale, self.down_proj, self.down_proj_scale)
+        if self.experts.variant == "w4a8":
+            weights = (*weights[:2], self.gate_up_proj_scale_bias, *weights[2:], self.down_proj_scale_bias)
         return self.experts(hidden_states, top_k_index, top_k_weights, *weights)
 
 
