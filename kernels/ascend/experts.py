@@ -13,6 +13,7 @@ bfloat16 for a bfloat16 result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +29,11 @@ SPLIT_CLAMPED = 2
 
 
 class Sorted(NamedTuple):
-    """Rows sorted by expert, where each came from, and how many rows each expert has."""
+    """Rows sorted by expert, where those of each token went (-1: nowhere), the rows of each expert, and the scales of
+    quantized rows."""
 
     rows: torch.Tensor
-    index: torch.Tensor
+    places: torch.Tensor
     counts: torch.Tensor
     scale: torch.Tensor
 
@@ -224,7 +226,7 @@ def _eight_by_eight(packed: torch.Tensor) -> torch.Tensor:
     return packed.view(torch.int32)
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
     ("experts", "standard"): experts_standard,
     ("experts", "clamped"): experts_standard,
     ("experts", "w8a16"): experts_w8a16,

@@ -6,6 +6,7 @@ Weights of the router are best stored in float32, which spares their conversion 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ def router_hash(
     return logits, weights, experts.long()
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
     ("router", "softmax"): router_softmax,
     ("router", "grouped_sigmoid"): router_grouped_sigmoid,
     ("router", "grouped_softmax"): router_grouped_softmax,

@@ -65,7 +65,7 @@ def unpack_scale(packed: torch.Tensor) -> torch.Tensor:
 
 def make_scale_bias(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """weight [..., N, K] int8, scale [..., G, N] -> float32 [..., N]: 8 * sum over k of weight * scale."""
-    exact = SHIFT * (_group_sums(weight, scale.shape[-2]) * scale.double()).sum(dim=-2)
+    exact: torch.Tensor = SHIFT * (_group_sums(weight, scale.shape[-2]) * scale.double()).sum(dim=-2)
     return exact.float()
 
 
@@ -94,10 +94,13 @@ def product_w4a8(
 
 
 def _mlp(dtype: torch.dtype | None, *stacked: torch.Tensor) -> ExpertMLP:
+    gate_up, gate_up_scale, gate_up_scale_bias, down, down_scale, down_scale_bias = stacked
+
     def mlp(x: torch.Tensor, expert: int) -> torch.Tensor:
         wide = dtype or x.dtype
-        gated = swiglu_standard(product_w4a8(x, *(s[expert] for s in stacked[:3]), wide))
-        return product_w4a8(gated.to(x.dtype), *(s[expert] for s in stacked[3:]), wide)
+        both = product_w4a8(x, gate_up[expert], gate_up_scale[expert], gate_up_scale_bias[expert], wide)
+        gated = swiglu_standard(both).to(x.dtype)
+        return product_w4a8(gated, down[expert], down_scale[expert], down_scale_bias[expert], wide)
 
     return mlp
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as distributed
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
 
 from porter.kernels.ascend.catalogue.expert_parallel_rules import (
     ASSIST,

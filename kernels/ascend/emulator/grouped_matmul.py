@@ -80,7 +80,7 @@ def _of(call: Call, name: str, expert: int) -> torch.Tensor | None:
 
 
 def _float_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-    product = sole(call, "x")[rows].float() @ sole(call, "weight")[expert].float()
+    product: torch.Tensor = sole(call, "x")[rows].float() @ sole(call, "weight")[expert].float()
     bias = _of(call, "bias", expert)
     return product if bias is None else product + bias.float()
 
@@ -89,7 +89,7 @@ def _antiquant_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) ->
     """x @ ((weight + offset) * scale), the weight rounded to the dtype of x for the product."""
     x, offset, scale = sole(call, "x")[rows], _of(call, "antiquant_offset", expert), sole(call, "antiquant_scale")
     wide = sole(call, "weight")[expert].float() + (0.0 if offset is None else offset.float())
-    product = x.float() @ (wide * scale[expert].float()).to(x.dtype).float()
+    product: torch.Tensor = x.float() @ (wide * scale[expert].float()).to(x.dtype).float()
     bias = _of(call, "bias", expert)
     return product if bias is None else product + bias.float()
 
@@ -112,8 +112,8 @@ def _int8_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torc
 def _int4_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
     names = ("weight", "scale", "bias")
     weight, scale, bias = (sole(call, name)[expert] for name in names)
-    product = int4_product(sole(call, "x")[rows], unpacked(weight), float_bits(scale), bias)
-    return product * sole(call, "per_token_scale")[rows, None]
+    per_token: torch.Tensor = sole(call, "per_token_scale")[rows, None]
+    return int4_product(sole(call, "x")[rows], unpacked(weight), float_bits(scale), bias) * per_token
 
 
 def _gated_codes(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,8 @@ def _open(call: Call, scores: torch.Tensor) -> torch.Tensor:
     grouped = choice.unflatten(1, (call["group_count"], -1))
     best = grouped.sort(dim=-1, descending=True)[0][..., : 1 + call["group_select_mode"]].sum(dim=-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, _ordered(best)[:, : call["k_group"]], True)
-    return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+    masked: torch.Tensor = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+    return masked
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:

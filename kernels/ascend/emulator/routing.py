@@ -61,7 +61,7 @@ def npu_moe_finalize_routing(call: Call) -> torch.Tensor:
     index, scales = call["expanded_src_to_dst_row"].long(), call["scales"]
     choices = 1 if scales is None else scales.shape[1]
     index = index.view(choices, -1).T if call["drop_pad_mode"] in (0, 1) else index.view(-1, choices)
-    picked = rows[index.clamp_min(0)].masked_fill((index < 0)[..., None], 0.0)
+    picked: torch.Tensor = rows[index.clamp_min(0)].masked_fill((index < 0)[..., None], 0.0)
     if scales is not None:
         picked = picked * scales.float()[..., None]
     return picked.sum(dim=1).to(call["expanded_permuted_rows"].dtype)
@@ -77,7 +77,7 @@ def npu_moe_token_permute(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 def npu_moe_token_unpermute(call: Call) -> torch.Tensor:
     """Sum over k of probs * rows, in float32, in the dtype of the rows."""
     rows, probs = call["permuted_tokens"], call["probs"]
-    picked = rows.float()[call["sorted_indices"].long()]
+    picked: torch.Tensor = rows.float()[call["sorted_indices"].long()]
     if probs is not None:
         picked = (picked.unflatten(0, probs.shape) * probs.float()[..., None]).sum(dim=1)
     return picked.to(rows.dtype)
