@@ -18,7 +18,9 @@ def adapt(
     model: Annotated[str, typer.Argument(help="Preset, shipped model or checkpoint directory.")],
     target: Annotated[str, typer.Option(help="Chip: a catalogue name or alias; see `porter chips`.")],
     output: Annotated[Path | None, typer.Option(help="Directory to write.")] = None,
-    scheme: Annotated[str | None, typer.Option(help="fp32, bf16, int8, w8a16 or w8a8.")] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="fp32, bf16, int8, w8a16, w8a8, w8a8_static, w4a8 or deepseek-w8a8.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="What is computed in: bf16 or fp32.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint to convert when MODEL has none.")] = None,
@@ -28,7 +30,7 @@ def adapt(
     batch: Annotated[int, typer.Option(help="Sequences at once in a plan for Ascend.")] = 16,
     workers: Annotated[int, typer.Option(help="Conversion threads.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op without a native provider.")] = False,
-    calibration: Annotated[Path | None, typer.Option(help="Calibration file; no scheme here needs one.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Data for scales of activations: prompts or ids.")] = None,
     reference_only: Annotated[str, typer.Option(help="Ops to leave on the reference, comma-separated.")] = "",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code.")] = False,
     allow_nonfinite: Annotated[bool, typer.Option(help="Convert NaN and Inf weights too.")] = False,
@@ -42,8 +44,6 @@ def adapt(
     from porter.errors import PorterError
 
     storage = _planned_storage(target, plan, scheme, tp, ep)
-    if calibration is not None:
-        raise PorterError("--calibration: no scheme of this target takes calibration data; leave it out")
     if workers < 1:
         raise PorterError(f"--workers {workers}: must be at least 1")
     with _conversion() as converted:
@@ -55,6 +55,7 @@ def adapt(
             output=output,
             weights=weights,
             plan=plan,
+            calibration=calibration,
             strict=strict,
             workers=workers,
             reference_only=tuple(filter(None, reference_only.split(","))),
@@ -85,7 +86,9 @@ def _planned_storage(target: str, plan: bool, scheme: str | None, tp: int | None
 
     planned = plan and load_catalogue().get(target).device == "npu"
     if not planned and {tp, ep} - {None, 1}:
-        raise PorterError("--tp and --ep: only plans for Ascend have them (--target ascend --plan); ports run on one card")
+        raise PorterError(
+            "--tp and --ep: only plans for Ascend have them (--target ascend --plan); ports run on one card"
+        )
     if not planned or scheme is None:
         return None
     from porter.plan_schemes import storage_named

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.calibration import Calibration, calibrated
 from porter.checkpoint.convert import Progress
 from porter.checkpoint.reader import Checkpoint
 from porter.chips.catalogue import Chip, load_catalogue
@@ -28,6 +29,7 @@ from porter.models.presets import ModelReference, resolve
 from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
 from porter.quantization import scheme_named
 from porter.quantized_modules import modules_of_scheme, quantized_modules
+from porter.scheme_targets import refuse_on
 
 UNBUILDABLE = (
     RuntimeError,
@@ -61,6 +63,7 @@ class Port:
     prediction: Prediction | None = None
     checks: tuple[KernelCheck, ...] = ()
     directory: Path | None = None
+    calibration: Calibration | None = None
 
     def __repr__(self) -> str:
         where = "planned" if self.directory is None else f"in {str(self.directory)!r}"
@@ -125,6 +128,7 @@ def plan_port(
     config.architectures = [family.class_name]
     config.dtype = float_dtype
     plan = _plan(family, source, config, chip, chosen.name, float_dtype)
+    refuse_on(chip, chosen, ((o.op, o.variant) for o in plan.ops), float_dtype)
     port = Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
     return with_prediction(port, stored)
 
@@ -228,10 +232,14 @@ def adapt(
     reference_only: tuple[str, ...] = (),
     allow_nonfinite: bool = False,
     trust_remote_code: bool = False,
+    calibration: str | Path | None = None,
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Port:
     """Port `model` to chip `target` and, unless `plan`, write the directory `output`.
+
+    `calibration` is the data, or what was measured before, that schemes with static scales of activations need: see
+    `porter.calibration`.
 
     `weights` names the checkpoint when `model` is a preset without one. `notify` is told what begins, `progress` how
     far the conversion is. Raises PorterError for bad input, and Refusal when the proof or a kernel's check fails or,
@@ -262,10 +270,12 @@ def adapt(
         stored = stored_shapes(Path(weights))
         layout = port.family.checkpoint_layout(port.reference.config, stored)
         port = with_prediction(dataclasses.replace(port, layout=layout), stored)
+    source_weights = Path(weights) if weights else port.reference.directory
+    port = calibrated(port, calibration, source_weights, trust_remote_code, tell)
     return export(
         dataclasses.replace(port, checks=checks),
         Path(output),
-        weights=Path(weights) if weights else port.reference.directory,
+        weights=source_weights,
         workers=workers,
         reference_only=reference_only,
         allow_nonfinite=allow_nonfinite,

@@ -13,7 +13,9 @@ import transformers
 from torch import nn
 
 from porter import __version__
+from porter.activation_range import Range
 from porter.adaptation import Port, refuse_occupied
+from porter.calibration import CALIBRATION_FILE
 from porter.checkpoint.convert import Output, Progress, convert
 from porter.checkpoint.reader import Checkpoint
 from porter.checkpoint.validate import check_against
@@ -28,6 +30,7 @@ from porter.models.generated import own_package
 from porter.models.modelling_source import upstream_diff
 from porter.models.own_code import companion_files, own_classes
 from porter.models.port import source_on_meta, tied_weights
+from porter.quantization import STATIC
 from porter.recipe import TensorRecipe, consumed, recipes
 
 CARRIED = (
@@ -85,7 +88,7 @@ def export(
     ported = port.skeleton()
     tied = tied_weights(port.reference.config, port.family.module, port.family.class_name)
     predicting = port.prediction_state()
-    plan = recipes(ported, *_correspondences(port), tied, port.dtype, predicting)
+    plan = recipes(ported, *_correspondences(port), tied, port.dtype, predicting, _ranges(port))
     plan = [r for r in plan if not (port.config.tie_word_embeddings and r.outputs.keys() & tied.keys())]
     if weights is None:
         return _write_code_only(port, output, plan)
@@ -127,6 +130,12 @@ def _correspondences(port: Port) -> tuple[Correspondence, Correspondence]:
     both = zip((port.correspondence, port.layout), beside, strict=True)
     model, layout = (Correspondence((*of_model.entries, *of_layers.entries)) for of_model, of_layers in both)
     return model, layout
+
+
+def _ranges(port: Port) -> dict[str, Range]:
+    """Of the inputs of the linears with a static scale, by the linear's name; none before they were measured."""
+    static = [name for name, scheme in port.config.porter["quantized"].items() if scheme == STATIC]
+    return {} if port.calibration is None else port.calibration.of_modules(static, port.correspondence)
 
 
 def _is_table(recipe: TensorRecipe) -> bool:
@@ -219,6 +228,8 @@ def _write_files(
     for name in CARRIED:
         if weights is not None and (weights / name).is_file():
             shutil.copyfile(weights / name, directory / name)
+    if port.calibration is not None:
+        (directory / CALIBRATION_FILE).write_text(json.dumps(port.calibration.to_json(), indent=1) + "\n")
     (directory / "README.md").write_text(_readme(port), encoding="utf-8")
     (directory / "port.json").write_text(json.dumps(_manifest(port, files, digests, written), indent=1) + "\n")
     (directory / "alignment.json").write_text(json.dumps(_certificate(port), indent=1) + "\n")
@@ -253,6 +264,7 @@ def _manifest(
         "ops": [dataclasses.asdict(op) for op in port.plan.ops],
         "fallbacks": [f"{op.op}/{op.variant}" for op in port.plan.ops if op.provider == "reference"],
         "quantized": port.config.porter["quantized"],
+        "calibration": None if port.calibration is None else port.calibration.to_json(),
         "correspondence": port.correspondence.to_json(),
         "rewrites": list(port.plan.ported),
         "near_misses": port.plan.near_misses,
