@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -56,7 +57,25 @@ class Original:
     prediction_layers: int
     layers: int
     zero_centered: bool = False
-    kept: tuple[str, ...] = field(default=())
+    kept: tuple[str, ...] = ()
+
+    @cached_property
+    def unstacked(self) -> dict[str, Shape]:
+        """`expected` as AscendV1 names it: the linears of an expert stack in its place."""
+        names = {n: shape for n, shape in self.expected.items() if n not in self.stacks}
+        return names | {
+            f"{part}.weight": (self.linears[part].rows, self.linears[part].columns)
+            for stack in self.stacks.values()
+            for part in stack.parts
+        }
+
+    @cached_property
+    def _predicting(self) -> re.Pattern[str]:
+        return re.compile("|".join(self.ignored))
+
+    def predicts(self, name: str) -> bool:
+        """Whether a tensor is of a prediction layer."""
+        return self._predicting.fullmatch(name) is not None
 
 
 def original_of(config: Any, family: Family, stored: Mapping[str, Shape]) -> Original:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING
 
 from porter import __version__
 from porter.activation_range import Range
@@ -20,9 +19,9 @@ from porter.ascend_v1.names import DESCRIPTION, SHARD_BYTES, STEM, VERSION
 from porter.ascend_v1.original import Original, original_of
 from porter.ascend_v1.outputs import Conversion, counted, plans_of
 from porter.ascend_v1.scheme import AscendScheme, model_quant_type, scheme_of, static_linears, types_of
+from porter.ascend_v1.source import config_of, written_config, written_dtype
 from porter.checkpoint.convert import Output, Progress, convert
-from porter.checkpoint.reader import CONFIG_LIMIT, Checkpoint
-from porter.checkpoint.strict_json import read_object
+from porter.checkpoint.reader import Checkpoint
 from porter.checkpoint.validate import check_against
 from porter.checkpoint.writer import CheckpointWriter
 from porter.errors import PorterError
@@ -30,9 +29,6 @@ from porter.export import CARRIED
 from porter.fp8_blocks import Fp8Blocks, block_size
 from porter.models.own_code import family_of_checkpoint
 from porter.models.presets import resolve
-
-DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 Calibrate = Callable[[Path, list[str]], Mapping[str, Range]]
 """Called with the checkpoint's directory and the names of linears: the range of each one's input."""
@@ -94,13 +90,13 @@ def plan_ascend_v1(
     family = family_of_checkpoint(reference.config, reference.directory, f"{at}: model_type", trust_remote_code)
     checkpoint = Checkpoint.open(home)
     stored = {name: checkpoint.info(name).shape for name in checkpoint.names}
-    fields = _config_of(home, reference.config)
+    fields = config_of(home, reference.config)
     blocks = Fp8Blocks.of(checkpoint, block_size(fields, str(home / "config.json")))
     original = original_of(reference.config, family, stored)
     beside = check_against(
         original.expected, checkpoint, ignored=(*original.ignored, *blocks.patterns), tied=original.tied
     )
-    target, narrow = _dtype(fields, dtype)
+    target, narrow = written_dtype(fields, dtype)
     types = types_of(original, chosen)
     static = [original.linears[name] for name in static_linears(types)]
     if static and calibration is None:
@@ -114,7 +110,7 @@ def plan_ascend_v1(
     outputs = conversion.outputs(checkpoint)
     read = {source for output in outputs for source in output.sources}
     dropped = tuple(name for name in beside if name not in read)
-    config = _written_config(fields, target)
+    config = written_config(fields, target)
     return AscendV1Plan(model, chosen, target, checkpoint, original, conversion, outputs, config, dropped)
 
 
@@ -165,51 +161,3 @@ def _write_files(plan: AscendV1Plan, directory: Path) -> None:
     for name in CARRIED:
         if (plan.checkpoint.directory / name).is_file():
             shutil.copyfile(plan.checkpoint.directory / name, directory / name)
-
-
-def _config_of(home: Path, config: Any) -> dict[str, Any]:
-    """config.json beside the weights as it stands there, else what the model's own config says."""
-    if (home / "config.json").is_file():
-        return read_object(home / "config.json", "save it again with save_pretrained", CONFIG_LIMIT, constants=True)
-    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return fields
-
-
-def _dtype(fields: Mapping[str, Any], wanted: str | None) -> tuple[torch.dtype, bool]:
-    """(the dtype that vLLM loads the written model in, whether float32 weights become that)."""
-    if wanted is not None and wanted not in DTYPES:
-        raise PorterError(f"--dtype {wanted}: AscendV1 is loaded in {' or '.join(DTYPES)}")
-    said = dtype_said(fields) or torch.float32
-    if wanted is not None:
-        return DTYPES[wanted], DTYPES[wanted] != said
-    return (said, False) if said in (torch.bfloat16, torch.float16) else (torch.bfloat16, True)
-
-
-def dtype_said(fields: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype of a config.json, of its text_config where the top says none."""
-    text = fields.get("text_config")
-    for place in (fields, text if isinstance(text, Mapping) else {}):
-        said = place.get("dtype", place.get("torch_dtype"))
-        found = getattr(torch, said, None) if isinstance(said, str) else None
-        if isinstance(found, torch.dtype):
-            return found
-    return None
-
-
-def _written_config(fields: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """config.json without quantization_config, which would make vLLM choose another loader, in the written dtype."""
-    name = str(dtype).removeprefix("torch.")
-    result = {key: value for key, value in fields.items() if key not in ("quantization_config", "torch_dtype", "dtype")}
-    key = "torch_dtype" if "torch_dtype" in fields else "dtype"
-    result[key] = name
-    if result.get("model_type") in CONFIG_MAPPING:
-        # Its code is not copied, and vLLM would look for it.
-        result.pop("auto_map", None)
-    text = result.get("text_config")
-    if isinstance(text, dict):
-        inner = {k: v for k, v in text.items() if k != "quantization_config"}
-        result["text_config"] = {k: name if k in ("dtype", "torch_dtype") else v for k, v in inner.items()}
-    return result
-
-
-__all__ = ["AscendV1Plan", "description_of", "dtype_said", "plan_ascend_v1", "write_ascend_v1"]
