@@ -71,7 +71,8 @@ def make_scale_bias(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def _group_sums(weight: torch.Tensor, groups: int) -> torch.Tensor:
     """weight [..., N, K] -> float64 [..., G, N]: its sums over the inputs of each group, exact."""
-    return weight.unflatten(-1, (groups, -1)).sum(dim=-1, dtype=torch.int64).transpose(-1, -2).double()
+    sums: torch.Tensor = weight.unflatten(-1, (groups, -1)).sum(dim=-1, dtype=torch.int64)
+    return sums.transpose(-1, -2).double()
 
 
 def product_w4a8(
