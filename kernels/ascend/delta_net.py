@@ -19,11 +19,14 @@ from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 from porter.kernels.reference.delta_rule import NORM_EPSILON
 
 CHUNK = 64
+SEGMENT = 4096
+"""Tokens whose chunks are worked on at once: a few hundred KB each, so that a long prompt does not need memory for all
+of it."""
 BLOCK = 16
 """Rows of a triangular system that are solved one after the other; larger blocks are merged by matrix products."""
 
 
-def gated_delta_rule(
+def chunked(
     torch_npu: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -32,10 +35,22 @@ def gated_delta_rule(
     beta: torch.Tensor,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): all systems of all
+    """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): the systems of many
     chunks at once, by matrix products, so that only the state passes from chunk to chunk."""
     _real("the gated delta rule", value)
-    batch, tokens, heads, size = value.shape
+    states = _first(state, (value.shape[0], value.shape[2], key.shape[3], value.shape[3]), value)
+    outputs = []
+    for start in range(0, value.shape[1], SEGMENT):
+        part = [x[:, start : start + SEGMENT] for x in (query, key, value, decay, beta)]
+        output, states = _segment(part, states)
+        outputs.append(output)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), states
+
+
+def _segment(part: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outputs, state after) of a stretch of tokens."""
+    query, key, value, decay, beta = part
+    batch, tokens, heads, _ = value.shape
     key_heads, width = key.shape[2:]
     grouped = (batch, key_heads, heads // key_heads)
     keys, queries = (
@@ -51,11 +66,7 @@ def gated_delta_rule(
     wanted, recalled = inverse @ (strength * values), inverse @ (strength * since.exp() * keys)
     attention, kept = (queries @ keys.transpose(-1, -2)) * between, since.exp()
     asking, to_end = queries * kept, ((since[..., -1:, :] - since).exp() * keys).transpose(-1, -2)
-    states = (
-        value.new_zeros(*grouped, width, size, dtype=torch.float32)
-        if state is None
-        else state.view(*grouped, width, size)
-    )
+    states = state.view(*grouped, width, -1)
     outputs = torch.empty_like(values)
     for chunk in range(values.shape[3]):
         corrections = wanted[:, :, :, chunk] - recalled[:, :, :, chunk] @ states
@@ -63,6 +74,42 @@ def gated_delta_rule(
         states = kept[:, :, :, chunk, -1:] * states + to_end[:, :, :, chunk] @ corrections
     by_token = outputs.flatten(1, 2).flatten(2, 3)[:, :, :tokens].transpose(1, 2)
     return by_token.to(value.dtype).contiguous(), states.flatten(1, 2)
+
+
+def recurrent(
+    torch_npu: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gated delta rule token by token in float32, reading the state twice and writing it once a token.
+
+    With a = exp(decay) the output q^T (a S + k c^T), where c is the correction, is a q^T S + (q.k) c: one product of
+    the state with query and key, before it is changed, serves both.
+    """
+    _real("the gated delta rule", value)
+    batch, tokens, heads, size = value.shape
+    both = _unit(torch.stack((query, key), dim=3)).repeat_interleave(heads // key.shape[2], dim=2)
+    overlap = (both[..., 0, :] * both[..., 1, :]).sum(-1, keepdim=True)
+    kept, strength, values = decay.float().exp()[..., None], beta.float()[..., None], value.float()
+    states = _first(state, (batch, heads, key.shape[3], size), value)
+    outputs = torch.empty_like(values)
+    for token in range(tokens):
+        asked, recalled = ((both[:, token] @ states) * kept[:, token, :, None]).unbind(2)
+        correction = strength[:, token] * (values[:, token] - recalled)
+        outputs[:, token] = asked + overlap[:, token] * correction
+        column = both[:, token, :, 1, :, None].flatten(0, 1)
+        forgotten = (kept[:, token, :, None] * states).flatten(0, 1)
+        states = torch.baddbmm(forgotten, column, correction.flatten(0, 1).unsqueeze(1)).view_as(states)
+    return (outputs * key.shape[3] ** -0.5).to(value.dtype), states
+
+
+def _first(state: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """The state before the first token, in float32 and `shape`: zeros where there is none."""
+    return like.new_zeros(shape, dtype=torch.float32) if state is None else state.float().reshape(shape)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -133,4 +180,8 @@ def _real(what: str, states: torch.Tensor) -> None:
         raise VendorRefusal(f"{what} of no tokens")
 
 
-KERNELS = {("gated_delta_rule", "chunked"): gated_delta_rule, ("causal_conv1d", "silu"): causal_conv1d}
+KERNELS = {
+    ("gated_delta_rule", "chunked"): chunked,
+    ("gated_delta_rule", "recurrent"): recurrent,
+    ("causal_conv1d", "silu"): causal_conv1d,
+}

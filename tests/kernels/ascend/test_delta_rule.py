@@ -240,13 +240,26 @@ def bound(*arguments: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("decay", (0.01, 1.0, 16.0))
-@pytest.mark.parametrize("tokens", (1, 67, 130))
-def test_kernel_keeps_the_ops_bound_at_real_sizes_and_any_decay(emulator: Emulator, tokens: int, decay: float) -> None:
-    kernel = AscendProvider().implementation(*OP.key, A2)
+@pytest.mark.parametrize(("variant", "tokens"), (("chunked", 2), ("chunked", 67), ("chunked", 130), ("recurrent", 1)))
+def test_kernel_keeps_the_ops_bound_at_real_sizes_and_any_decay(
+    emulator: Emulator, variant: str, tokens: int, decay: float
+) -> None:
+    kernel = AscendProvider().implementation("gated_delta_rule", variant, A2)
     assert kernel is not None
     arguments = real(tokens, decay)
     assert kernel.accepts(*arguments) is None
     assert OP.error(kernel.call(*arguments), OP.oracle(*arguments), *arguments) <= bound(*arguments)
+
+
+def test_long_prompts_are_worked_on_in_stretches(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = AscendProvider().implementation(*OP.key, A2)
+    assert kernel is not None
+    arguments = real(150, 1.0, heads=2)
+    whole_output, whole_state = kernel.call(*arguments)
+    monkeypatch.setattr("porter.kernels.ascend.delta_net.SEGMENT", CHUNK)
+    output, state = kernel.call(*arguments)
+    assert torch.equal(output, whole_output)
+    assert torch.equal(state, whole_state)
 
 
 def test_kernel_calls_no_operator_of_the_vendors(emulator: Emulator) -> None:
