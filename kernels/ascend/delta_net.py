@@ -35,8 +35,8 @@ def chunked(
     beta: torch.Tensor,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): the systems of many
-    chunks at once, by matrix products, so that only the state passes from chunk to chunk."""
+    """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): the systems of
+    many chunks at once, by matrix products, so that only the state passes from chunk to chunk."""
     _real("the gated delta rule", value)
     states = _first(state, (value.shape[0], value.shape[2], key.shape[3], value.shape[3]), value)
     outputs = []
