@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from porter.cli.output import JsonOption, emit, progress, say
+from porter.cli.conversion import conversion
+from porter.cli.output import JsonOption, emit, say
 from porter.cli.plan_view import print_port
 
 
 def adapt(
-    model: Annotated[str, typer.Argument(help="Preset, shipped model or checkpoint directory.")],
-    target: Annotated[str, typer.Option(help="Chip: a catalogue name or alias; see `porter chips`.")],
+    model: Annotated[str | None, typer.Argument(help="Preset, shipped model or checkpoint directory.")] = None,
+    target: Annotated[str | None, typer.Option(help="Chip: a catalogue name or alias; see `porter chips`.")] = None,
     output: Annotated[Path | None, typer.Option(help="Directory to write.")] = None,
     scheme: Annotated[
         str | None, typer.Option(help="fp32, bf16, int8, w8a16, w8a8, w8a8_static, w4a8 or deepseek-w8a8.")
@@ -34,6 +33,8 @@ def adapt(
     reference_only: Annotated[str, typer.Option(help="Ops to leave on the reference, comma-separated.")] = "",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code.")] = False,
     allow_nonfinite: Annotated[bool, typer.Option(help="Convert NaN and Inf weights too.")] = False,
+    written_as: Annotated[str, typer.Option("--format", help="porter, or ascend-v1 for vllm-ascend.")] = "porter",
+    check: Annotated[Path | None, typer.Option(help="Check an AscendV1 directory, and port nothing.")] = None,
     json_output: JsonOption = False,
 ) -> int:
     """Port a model: match, plan, prove in float64, convert the weights, export a directory that runs.
@@ -43,10 +44,35 @@ def adapt(
     from porter.adaptation import adapt as run
     from porter.errors import PorterError
 
-    storage = _planned_storage(target, plan, scheme, tp, ep)
+    if check is not None:
+        from porter.cli.ascend_v1 import check_command
+
+        return check_command(check, strict=strict, trust_remote_code=trust_remote_code, json_output=json_output)
+    if model is None or target is None:
+        raise PorterError("name MODEL and --target CHIP; `porter models` and `porter chips` list them")
     if workers < 1:
         raise PorterError(f"--workers {workers}: must be at least 1")
-    with _conversion() as converted:
+    if written_as == "ascend-v1":
+        from porter.cli.ascend_v1 import write_command
+
+        return write_command(
+            model,
+            target,
+            output,
+            plan=plan,
+            json_output=json_output,
+            workers=workers,
+            allow_nonfinite=allow_nonfinite,
+            calibration=calibration,
+            scheme=scheme,
+            dtype=dtype,
+            weights=weights,
+            trust_remote_code=trust_remote_code,
+        )
+    if written_as != "porter":
+        raise PorterError(f"--format {written_as}: is not written; choose porter or ascend-v1")
+    storage = _planned_storage(target, plan, scheme, tp, ep)
+    with conversion() as converted:
         port = run(
             model,
             target,
@@ -94,23 +120,6 @@ def _planned_storage(target: str, plan: bool, scheme: str | None, tp: int | None
     from porter.plan_schemes import storage_named
 
     return storage_named(scheme)
-
-
-@contextlib.contextmanager
-def _conversion() -> Iterator[Callable[[int, int, str], None]]:
-    """Progress of a conversion, shown from its first report on, which says how many bytes there are."""
-    with contextlib.ExitStack() as shown:
-        advance: Callable[[int], None] | None = None
-        before = 0
-
-        def converted(done: int, total: int, name: str) -> None:
-            nonlocal advance, before
-            if advance is None:
-                advance = shown.enter_context(progress("converting, bytes", total))
-            advance(done - before)
-            before = done
-
-        yield converted
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:
