@@ -42,7 +42,7 @@ def causal(attention: Attention) -> dict[str, Any]:
 
 
 def fused_inference(torch_npu: Any, attention: Attention, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """([B, S, Hq, Dv], the logarithm of the sum of exponentials [B, Hq, S, 1] or one zero)."""
+    """([B, S, Hq, Dv], the logarithm of the sum of exponentials [B, Hq, S, 1] or nothing)."""
     if attention.query.shape[2] == 1:
         return _decode(torch_npu, attention, lse)
     query, key, value = _padded(attention)

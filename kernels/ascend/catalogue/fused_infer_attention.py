@@ -39,8 +39,9 @@ RESERVED = (
 NOTE = (
     "atten_mask: True and 1 are masked out, the opposite of torch. sparse_mode 3: causal, aligned to the last query "
     "and key; 4: a band of pre_tokens before and next_tokens after that diagonal, so a window of w keys is w - 1. "
-    "Result 1 is the logarithm of the sum of exponentials, or one zero. The pages list A2 and A3; op-plugin's own "
-    "tests (test_npu_fused_infer_attention_score.py) and vllm-ascend's A5DeviceAdaptor run it on 950 too"
+    "Result 1 is the logarithm of the sum of exponentials, or empty (one zero, the pages say). The pages list A2 and "
+    "A3; op-plugin's own tests (test_npu_fused_infer_attention_score.py) and vllm-ascend's A5DeviceAdaptor run it on "
+    "950 too"
 )
 
 
@@ -84,7 +85,7 @@ def _outputs(names: Names) -> Any:
         query = call["query"]
         full = torch.empty(sizes.batch, sizes.heads, sizes.queries, sizes.value_dim, device="meta")
         output = query.new_empty(arranged(full, sizes.output_layout).shape)
-        shape = lse_shape(call, sizes) if call[names.softmax_lse] else (1,)
+        shape = lse_shape(call, sizes) if call[names.softmax_lse] else (0,)
         return output, query.new_empty(shape, dtype=torch.float32)
 
     return outputs

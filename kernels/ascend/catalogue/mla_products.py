@@ -68,7 +68,7 @@ OPS = (
                 "perm_x1",
             ),
         ),
-        note="[B, M, K] or, with perm_x1 [1, 0, 2], [M, B, K], times [B, K, N] -> [M, B, N]. The page lists A2 and A3; vllm-ascend calls "
-        "it on 950 too (mla_v1.py)",
+        note="[B, M, K] or, with perm_x1 [1, 0, 2], [M, B, K], times [B, K, N] -> [M, B, N]. The page lists A2 and A3; "
+        "vllm-ascend calls it on 950 too (mla_v1.py)",
     ),
 )

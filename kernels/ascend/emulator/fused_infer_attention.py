@@ -24,7 +24,7 @@ Place = tuple[int, slice]
 
 
 def npu_fused_infer_attention_score(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention, and the logarithm of the sum of exponentials or one zero."""
+    """The attention, and the logarithm of the sum of exponentials or nothing."""
     return _attention(call, FIRST, None)
 
 
@@ -53,7 +53,7 @@ def _attention(call: Call, names: Names, sink: torch.Tensor | None) -> tuple[tor
 
 def _lse(call: Call, names: Names, lse: torch.Tensor) -> torch.Tensor:
     if not call[names.softmax_lse]:
-        return torch.zeros(1)
+        return torch.zeros(0)
     shape = lse_shape(call, geometry(call, names))
     return lse[0].transpose(0, 1).contiguous() if len(shape) == 3 else lse
 
