@@ -39,7 +39,7 @@ def _attended(call: Call) -> Any:
     return query.new_empty(query.shape), *statistics
 
 
-def _visible_first(call: Call) -> bool:
+def visible_first(call: Call) -> bool:
     """Whether in each row the blocks that the query may see come before all others. The chip stops reading at -1, and
     reads no more entries than there are visible blocks."""
     indices, block = call["sparse_indices"], call["sparse_block_size"]
@@ -193,7 +193,7 @@ OPS = (
             ),
             that(
                 "each row of sparse_indices to begin with the keys that its query sees, all else after them",
-                _visible_first,
+                visible_first,
                 "sparse_indices",
             ),
         ),

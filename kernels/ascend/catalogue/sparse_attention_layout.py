@@ -128,18 +128,19 @@ def layout_rules(lengths: str) -> tuple[Rule, ...]:
     )
 
 
-def contiguous_keys(names: Sequence[str], lengths: str) -> tuple[Rule, ...]:
-    """Keys are contiguous; on the 950 blocks may lie apart."""
+def contiguous_keys(names: Sequence[str], lengths: str, apart: Sequence[str] = (A5,)) -> tuple[Rule, ...]:
+    """Keys are contiguous; on the chips `apart` the blocks of PA_BSND may lie apart."""
 
     def dense(call: Call, blocks_apart: bool) -> bool:
         tensors = [call[name] for name in names if call[name] is not None]
-        apart = blocks_apart and call["layout_" + lengths] == "PA_BSND"
-        return all(t[0].is_contiguous() if apart else t.is_contiguous() for t in tensors)
+        loose = blocks_apart and call["layout_" + lengths] == "PA_BSND"
+        return all(t[0].is_contiguous() if loose else t.is_contiguous() for t in tensors)
 
     text = f"{', '.join(names)} contiguous"
+    strict = tuple(chip for chip in (A2, A3, A5) if chip not in apart)
     return (
-        that(text, lambda call: dense(call, False), *names, chips=(A2, A3)),
-        that(f"{text}, apart from blocks of PA_BSND", lambda call: dense(call, True), *names, chips=(A5,)),
+        that(text, lambda call: dense(call, False), *names, chips=strict),
+        that(f"{text}, apart from blocks of PA_BSND", lambda call: dense(call, True), *names, chips=tuple(apart)),
     )
 
 

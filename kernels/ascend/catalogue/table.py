@@ -9,6 +9,7 @@ from porter.kernels.ascend.catalogue.activation import OPS as ACTIVATION
 from porter.kernels.ascend.catalogue.attention_fusion import OPS as ATTENTION_FUSION
 from porter.kernels.ascend.catalogue.cache import OPS as CACHE
 from porter.kernels.ascend.catalogue.delta_rule import OPS as DELTA_RULE
+from porter.kernels.ascend.catalogue.delta_rule_conv1d import OPS as DELTA_RULE_CONV1D
 from porter.kernels.ascend.catalogue.expert_parallel import OPS as EXPERT_PARALLEL
 from porter.kernels.ascend.catalogue.formats import OPS as FORMATS
 from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
@@ -26,6 +27,7 @@ from porter.kernels.ascend.catalogue.router import OPS as ROUTER
 from porter.kernels.ascend.catalogue.routing import OPS as ROUTING
 from porter.kernels.ascend.catalogue.routing_permute import OPS as ROUTING_PERMUTE
 from porter.kernels.ascend.catalogue.sparse_attention import OPS as SPARSE_ATTENTION
+from porter.kernels.ascend.catalogue.sparse_attention_quant import OPS as SPARSE_ATTENTION_QUANT
 from porter.kernels.ascend.catalogue.vendor_op import VendorOp
 
 
@@ -44,7 +46,9 @@ def catalogue() -> Mapping[str, VendorOp]:
         *QUANTIZATION_FUSED,
         *QUANT_MATMUL,
         *SPARSE_ATTENTION,
+        *SPARSE_ATTENTION_QUANT,
         *DELTA_RULE,
+        *DELTA_RULE_CONV1D,
         *ATTENTION_FUSION,
         *FUSED_INFER_ATTENTION,
         *MLA,

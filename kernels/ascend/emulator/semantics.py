@@ -10,6 +10,7 @@ from porter.kernels.ascend.emulator.activation import SEMANTICS as ACTIVATION
 from porter.kernels.ascend.emulator.attention_fusion import SEMANTICS as ATTENTION_FUSION
 from porter.kernels.ascend.emulator.cache import SEMANTICS as CACHE
 from porter.kernels.ascend.emulator.delta_rule import SEMANTICS as DELTA_RULE
+from porter.kernels.ascend.emulator.delta_rule_conv1d import SEMANTICS as DELTA_RULE_CONV1D
 from porter.kernels.ascend.emulator.expert_parallel import SEMANTICS as EXPERT_PARALLEL
 from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.emulator.grouped_matmul import SEMANTICS as GROUPED_MATMUL
@@ -22,6 +23,7 @@ from porter.kernels.ascend.emulator.rope import SEMANTICS as ROPE
 from porter.kernels.ascend.emulator.router import SEMANTICS as ROUTER
 from porter.kernels.ascend.emulator.routing import SEMANTICS as ROUTING
 from porter.kernels.ascend.emulator.sparse_attention import SEMANTICS as SPARSE_ATTENTION
+from porter.kernels.ascend.emulator.sparse_attention_quant import SEMANTICS as SPARSE_ATTENTION_QUANT
 
 Semantics = Callable[[Call], Any]
 
@@ -42,5 +44,7 @@ SEMANTICS: Mapping[str, Semantics] = {
     **ROUTING,
     **GROUPED_MATMUL,
     **EXPERT_PARALLEL,
+    **SPARSE_ATTENTION_QUANT,
+    **DELTA_RULE_CONV1D,
 }
 """The CPU computation of each operator, given a call that the catalogue has checked."""

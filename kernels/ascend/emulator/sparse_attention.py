@@ -44,9 +44,9 @@ def npu_sparse_flash_attention(call: Call) -> tuple[torch.Tensor, torch.Tensor, 
         latent, rope = (gathered(call, n, span, "kv").float() for n in ("key", "key_rope"))
         for row in range(span.queries):
             at = span.rows.start + row
-            chosen = _tokens(rows[at], span, row, call)
+            chosen = selected_tokens(rows[at], span, row, call)
             scores = (query[at] @ latent[chosen].T + ropes[at] @ rope[chosen].T) * call["scale_value"]
-            maxima[at], sums[at], weights = _softmax(scores, call["sinks"])
+            maxima[at], sums[at], weights = shifted_softmax(scores, call["sinks"])
             output[at] = weights.to(call["key"].dtype).float() @ latent[chosen]
     attended = output.to(call["query"].dtype).view(call["query"].shape)
     if not call["return_softmax_lse"]:
@@ -54,7 +54,7 @@ def npu_sparse_flash_attention(call: Call) -> tuple[torch.Tensor, torch.Tensor, 
     return attended, *(_statistics(s, call["query"]) for s in (maxima, sums))
 
 
-def _tokens(row: torch.Tensor, span: Span, query: int, call: Call) -> torch.Tensor:
+def selected_tokens(row: torch.Tensor, span: Span, query: int, call: Call) -> torch.Tensor:
     """The keys that a row of block indices names, as far as the query sees them. Reading stops at the first -1."""
     block, ends = call["sparse_block_size"], (row < 0).nonzero()
     named = row[: int(ends[0]) if len(ends) else None].long()
@@ -62,7 +62,9 @@ def _tokens(row: torch.Tensor, span: Span, query: int, call: Call) -> torch.Tens
     return tokens[tokens < span.visible(query, call["sparse_mode"] == 3)]
 
 
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def shifted_softmax(
+    scores: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(maximum, sum of exponentials, weights) of scores [heads, keys]; a sink takes part in the sum alone."""
     if scores.shape[1] == 0:
         return torch.full(scores.shape[:1], -torch.inf), torch.zeros(scores.shape[:1]), scores
