@@ -21,9 +21,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def rope_half(torch_npu: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
     """One npu_apply_rotary_pos_emb for 64 or 128 turned dimensions; else npu_rotary_mul for query and key each."""
-    rotary = cos.shape[-1]
-    angles = _angles(cos, len(query)), _angles(sin, len(query))
-    turned = _turn_halves(torch_npu, _tokens(query[..., :rotary]), _tokens(key[..., :rotary]), *angles, fresh=False)
+    rotary, cos, sin = cos.shape[-1], _angles(cos, len(query)), _angles(sin, len(query))
+    turned = _turn_halves(torch_npu, _tokens(query[..., :rotary]), _tokens(key[..., :rotary]), cos, sin, fresh=False)
     first, second = (_with_rest(_heads(t, x), x) for t, x in zip(turned, (query, key), strict=True))
     return first, second
 
@@ -32,18 +31,14 @@ def rope_interleaved(
     torch_npu: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Pair:
     """npu_interleave_rope for 64 dimensions in 16 bits; else pairs made halves first, then as `rope_half`."""
-    batch, tokens = len(query), (_tokens(query), _tokens(key))
-    angles = _angles(cos, batch), _angles(sin, batch)
+    tokens, cos, sin = (_tokens(query), _tokens(key)), _angles(cos, len(query)), _angles(sin, len(query))
     if query.shape[-1] == 64 and query.dtype == cos.dtype and query.dtype != torch.float32:
         # One token a batch row: [T, heads, 1, D].
-        cos, sin = (a.permute(1, 2, 0, 3).contiguous() for a in angles)
-        turned = tuple(
-            torch_npu.npu_interleave_rope(t.permute(1, 2, 0, 3).contiguous(), cos, sin).permute(2, 0, 1, 3)
-            for t in tokens
-        )
+        rows = [t.permute(1, 2, 0, 3).contiguous() for t in (*tokens, cos, sin)]
+        turned = tuple(torch_npu.npu_interleave_rope(x, rows[2], rows[3]).permute(2, 0, 1, 3) for x in rows[:2])
     else:
         halves = [torch.cat((t[..., 0::2], t[..., 1::2]), dim=-1) for t in tokens]
-        turned = _turn_halves(torch_npu, *halves, *angles, fresh=True)
+        turned = _turn_halves(torch_npu, halves[0], halves[1], cos, sin, fresh=True)
     return _heads(turned[0], query), _heads(turned[1], key)
 
 
@@ -57,8 +52,8 @@ def rope_complex(torch_npu: Any, query: torch.Tensor, key: torch.Tensor, angles:
 def rope_trailing(torch_npu: Any, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """npu_rotary_mul over the neighbours among the last dimensions."""
     passed = states.shape[-1] - 2 * cos.shape[-1]
-    angles = (_angles(_twice(part), len(states)) for part in (cos, sin))
-    turned = _heads(_turn(torch_npu, _tokens(states[..., passed:]), *angles, "interleave"), states)
+    cos, sin = (_angles(_twice(part), len(states)) for part in (cos, sin))
+    turned = _heads(_turn(torch_npu, _tokens(states[..., passed:]), cos, sin, "interleave"), states)
     return turned if passed == 0 else torch.cat((states[..., :passed], turned), dim=-1)
 
 

@@ -27,9 +27,10 @@ def _even(name: str) -> Rule:
 
 
 def _halved(call: Call, name: str) -> torch.Tensor:
-    shape = list(call[name].shape)
+    x: torch.Tensor = call[name]
+    shape = list(x.shape)
     shape[call["dim"]] //= 2
-    return call[name].new_empty(shape)
+    return x.new_empty(shape)
 
 
 OPS = (

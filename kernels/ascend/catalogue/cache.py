@@ -155,11 +155,8 @@ def _slots_of(call: Call) -> tuple[int, int] | None:
 
 
 def _scattered_shapes(call: Call) -> bool:
-    key, value = call["key"], call["value"]
-    return key.dim() == value.dim() == 3 and key.shape[:2] == value.shape[:2] == (
-        *call["slot_mapping"].shape,
-        key.shape[1],
-    )
+    key, value, slots = (tuple(call[name].shape) for name in ("key", "value", "slot_mapping"))
+    return len(key) == len(value) == 3 and key[:2] == value[:2] and slots == key[:1]
 
 
 def _scattered_slots(call: Call) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.cache import HEAD_DIM, unique_slots, values_in_block
 from porter.kernels.ascend.catalogue.rules import dtypes, not_empty, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
 
 FLOATS = ("qkv", "q_gamma", "k_gamma", "cos", "sin", "q_out")
 
@@ -50,6 +50,17 @@ def _cached(call: Call, kind: str) -> bool:
     )
 
 
+def _cache_rule(kind: str) -> Rule:
+    return that(
+        f"{kind}_cache [blocks, Nk D / 16, block_size, 16] as qkv, or 32 for 16 in int8 with a float32 {kind}_scale "
+        "[Nk, D], block_size a multiple of the last, and enough blocks",
+        lambda call: _cached(call, kind),
+        f"{kind}_cache",
+        f"{kind}_scale",
+        f"{kind}_offset",
+    )
+
+
 def _slots(call: Call) -> bool:
     return all(
         unique_slots(call["index"], call[name].shape[0] * call[name].shape[2], -1) for name in ("k_cache", "v_cache")
@@ -84,17 +95,8 @@ OPS = (
                 *FLOATS,
                 "index",
             ),
-            *(
-                that(
-                    f"{kind}_cache [blocks, Nk D / 16, block_size, 16] as qkv, or 32 for 16 in int8 with a float32 "
-                    f"{kind}_scale [Nk, D], block_size a multiple of the last, and enough blocks",
-                    lambda call, kind=kind: _cached(call, kind),
-                    f"{kind}_cache",
-                    f"{kind}_scale",
-                    f"{kind}_offset",
-                )
-                for kind in "kv"
-            ),
+            _cache_rule("k"),
+            _cache_rule("v"),
             not_empty(*FLOATS, "k_cache", "v_cache"),
         ),
         value_rules=(

@@ -41,7 +41,7 @@ def mul_layout(call: Call) -> str | None:
 
 
 def _even_head(call: Call) -> bool:
-    head_dim = call["input"].shape[-1]
+    head_dim = int(call["input"].shape[-1])
     return head_dim % 2 == 0 and head_dim < 896
 
 

@@ -66,7 +66,8 @@ def npu_qkv_rms_norm_rope_cache(call: Call) -> tuple[torch.Tensor, torch.Tensor,
         stored = x if scale is None else _codes(x / scale + (0.0 if offset is None else offset))
         for token, block, place in _places(call["index"], cache.shape[2]):
             cache[block, :, place] = stored[token].reshape(-1, cache.shape[-1])
-    return tuple(call["qkv"].new_empty(()) for _ in range(3))  # type: ignore[return-value]
+    nothing: torch.Tensor = call["qkv"].new_empty(())
+    return nothing, nothing.clone(), nothing.clone()
 
 
 def _codes(values: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,14 @@ def turned_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 def turned_neighbours(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x cos + (-x1, x0, -x3, x2, ...) sin."""
     even, odd = x[..., 0::2], x[..., 1::2]
-    return x * cos + torch.stack((-odd, even), dim=-1).flatten(-2) * sin
+    swapped = torch.stack((-odd, even), dim=-1).flatten(-2)
+    return x * cos + swapped * sin
 
 
 def halves_of_pairs(x: torch.Tensor) -> torch.Tensor:
     """x [..., D] seen as [D/2, 2], transposed to [2, D/2]: even positions first, then odd ones."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    pairs: torch.Tensor = x.unflatten(-1, (-1, 2))
+    return pairs.transpose(-1, -2).flatten(-2)
 
 
 MODES = {"half": turned_halves, "interleave": turned_neighbours}
