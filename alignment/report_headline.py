@@ -18,7 +18,9 @@ def headline(report: Mapping[str, Any]) -> tuple[str, str]:
     verdict = str(report["verdict"])
     sentence = {"aligned": _aligned, "drift": _drifted, "incomparable": _incomparable}[verdict](report)
     regime = (report.get("sweep") or {}).get("says")
-    return verdict.upper(), f"{regime}: {sentence}" if regime else sentence
+    chip = ((report.get("environment") or {}).get("candidate") or {}).get("emulated")
+    said = f"{regime}: {sentence}" if regime else sentence
+    return verdict.upper(), f"{said} ({chip} emulated on the CPU)" if chip else said
 
 
 def _aligned(report: Mapping[str, Any]) -> str:

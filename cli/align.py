@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from porter.cli.emulation import EmulateOption, emulation
 from porter.cli.output import JsonOption, emit, progress, say
 
 ALIGNED, NOT_ALIGNED = 0, 1
@@ -54,6 +55,7 @@ def align(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew instead of continuing a comparison that was interrupted.")
     ] = False,
+    emulate: EmulateOption = False,
     json_output: JsonOption = False,
 ) -> int:
     """Compare CANDIDATE with GOLDEN module by module; name the first drift and its cause.
@@ -75,7 +77,7 @@ def align(
 
     resumable = partial(compare, resumption=Resumption(fresh, say), also=also or (), layout=layout)
     compared = partial(compare_in_regimes, longest=sweep_length) if sweep else resumable
-    with progress("aligning") as advance:
+    with emulation(candidate, emulate), progress("aligning") as advance:
         report = compared(
             golden,
             candidate,

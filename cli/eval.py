@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from porter.cli.emulation import EmulateOption, emulation
 from porter.cli.output import JsonOption, emit
 from porter.models.auto_class import text_config
 
@@ -18,6 +19,7 @@ def evaluate(
     text: Annotated[Path, typer.Option(help="UTF-8 text file.")],
     tokens: Annotated[int, typer.Option(help="Most tokens to compare.")] = 2048,
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
+    emulate: EmulateOption = False,
     json_output: JsonOption = False,
 ) -> int:
     """Perplexity, KL divergence, top-1 agreement and first diverging token, teacher-forced on a text.
@@ -34,14 +36,15 @@ def evaluate(
         raise PorterError("--tokens and --window must be at least 2")
     words = _read(text)
     source = original_directory(str(against))
-    candidate = load(directory)
     reference = original_model(source)
-    if text_config(candidate.config).vocab_size != text_config(reference.config).vocab_size:
-        raise PorterError(f"--against {against}: its vocabulary differs from {directory}'s; name the port's original")
-    ids = encode(tokenizer_of(directory), words)[0, :tokens]
-    if ids.numel() < 2:
-        raise PorterError(f"{text}: holds {ids.numel()} tokens; at least 2 are needed")
-    result: dict[str, Any] = compare(candidate, reference, ids, window).to_json()
+    with emulation(directory, emulate):
+        candidate = load(directory)
+        if text_config(candidate.config).vocab_size != text_config(reference.config).vocab_size:
+            raise PorterError(f"--against {against}: its vocabulary is not {directory}'s; name the port's original")
+        ids = encode(tokenizer_of(directory), words)[0, :tokens]
+        if ids.numel() < 2:
+            raise PorterError(f"{text}: holds {ids.numel()} tokens; at least 2 are needed")
+        result: dict[str, Any] = compare(candidate, reference, ids, window).to_json()
     emit(result, json_output, lambda console: _render(console, result))
     return 0
 

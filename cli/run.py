@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from porter.cli.emulation import EmulateOption, emulation
 from porter.cli.output import JsonOption, emit, say
 
 
@@ -25,6 +26,7 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an Op's fallback to the reference.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the directory's code.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="First compare every weight with port.json.")] = False,
+    emulate: EmulateOption = False,
     json_output: JsonOption = False,
 ) -> int:
     """Generate greedily over a contiguous key-value cache.
@@ -51,17 +53,18 @@ def run(
         raise PorterError(f"--draft-tokens {drafts}: must be at least 1")
     tokens, steps, printed = [], [], ""
     try:
-        model = load(directory, strict=strict, trust_remote_code=trust_remote_code, verify=verify)
-        tokenizer = tokenizer_of(directory)
-        input_ids = encode(tokenizer, prompt)
-        if stream and not json_output:
-            typer.echo(prompt, nl=False)
-        layer = load_prediction_layer(directory, model, strict=strict) if speculative else None
-        for step in _generated(model, layer, input_ids, new_tokens, drafts, stop_tokens(model)):
-            tokens += step.tokens.view(-1).tolist()
-            steps.append(step)
+        with emulation(directory, emulate):
+            model = load(directory, strict=strict, trust_remote_code=trust_remote_code, verify=verify)
+            tokenizer = tokenizer_of(directory)
+            input_ids = encode(tokenizer, prompt)
             if stream and not json_output:
-                printed = _print_more(tokenizer.decode(tokens, skip_special_tokens=True), printed)
+                typer.echo(prompt, nl=False)
+            layer = load_prediction_layer(directory, model, strict=strict) if speculative else None
+            for step in _generated(model, layer, input_ids, new_tokens, drafts, stop_tokens(model)):
+                tokens += step.tokens.view(-1).tolist()
+                steps.append(step)
+                if stream and not json_output:
+                    printed = _print_more(tokenizer.decode(tokens, skip_special_tokens=True), printed)
     except StrictFallback as error:
         raise Refusal(f"--strict: {error}; leave --strict out to use the reference there") from error
     text = tokenizer.decode(tokens, skip_special_tokens=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.vendor import emulated_chip
+
 _PACKAGES = ("porter", "torch", "transformers", "safetensors", "torch-npu", "triton", "vllm", "sglang")
 
 
@@ -21,6 +23,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": str(device),
+        "emulated": emulated_chip(),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

@@ -17,6 +17,7 @@ from porter.checkpoint.convert import Progress
 from porter.checkpoint.reader import Checkpoint
 from porter.chips.catalogue import Chip, load_catalogue
 from porter.correspondence import Correspondence
+from porter.emulation import emulating
 from porter.errors import PorterError, Refusal
 from porter.fp8_blocks import block_size
 from porter.kernel_check import KernelCheck, check_kernels
@@ -96,8 +97,10 @@ def plan_port(
     Raises PorterError for an unknown model, chip, scheme or dtype, or a combination that porter does not port.
     """
     chip = load_catalogue().get(target)
-    if chip.device != "cpu":
-        raise PorterError(f"--target {target}: porter has no op provider for {chip.name} yet; cpu targets are ported")
+    if not chip.native_providers:
+        raise PorterError(
+            f"--target {target}: porter has no op provider for {chip.name} yet; cpu and ascend targets are ported"
+        )
     reference = resolve(model, trust_remote_code)
     config = copy.deepcopy(reference.config)
     if getattr(config, "quantization_config", None) is not None:
@@ -108,7 +111,7 @@ def plan_port(
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
     family = family_of_checkpoint(config, reference.directory, f"{where}: model_type", trust_remote_code)
     try:
-        source = family.port(config, "cpu")
+        source = family.port(config, chip.device if chip.device == "cpu" else chip.name)
     except UNBUILDABLE as error:
         reason = str(error).strip().partition("\n")[0]
         if _builds(family, config):
@@ -118,7 +121,7 @@ def plan_port(
             ) from error
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
     chosen = scheme_named(scheme or _default_scheme(config))
-    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name))
+    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name), chip)
     stored = stored_shapes(reference.directory)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config, stored)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
@@ -178,10 +181,12 @@ def _dtype_of_port(config: Any, scheme: str) -> str | None:
     return next((name for name, dtype in DTYPES.items() if str(dtype) == f"torch.{stored}"), None)
 
 
-def _float_dtype(scheme: str, dtype: str | None) -> torch.dtype:
+def _float_dtype(scheme: str, dtype: str | None, chip: Chip) -> torch.dtype:
     name = dtype or (scheme if scheme in DTYPES else "bf16")
     if name not in DTYPES:
-        raise PorterError(f"--dtype {name}: the CPU port computes in {' or '.join(DTYPES)}")
+        raise PorterError(f"--dtype {name}: ports compute in {' or '.join(DTYPES)}")
+    if str(DTYPES[name]).removeprefix("torch.") not in chip.dtypes:
+        raise PorterError(f"--dtype {name}: {chip.name} has no such dtype (it has {', '.join(chip.dtypes)})")
     if DTYPES.get(scheme) == torch.float32 != DTYPES[name]:
         raise PorterError(f"--dtype {name} contradicts --scheme {scheme}; leave one of them out")
     return DTYPES[name]
@@ -265,7 +270,8 @@ def adapt(
 
     native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
     tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
-    checks = check_kernels(default_registry(), port.chip, native, port.dtype)
+    with emulating(port.chip):
+        checks = check_kernels(default_registry(), port.chip, native, port.dtype)
     if weights is not None:
         stored = stored_shapes(Path(weights))
         layout = port.family.checkpoint_layout(port.reference.config, stored)

@@ -6,8 +6,16 @@ import importlib.util
 import re
 from pathlib import Path
 
+from porter.chips.catalogue import Chip
+
 IMPORT = re.compile(r"^(?P<indent>\s*)from (?P<module>porter(?:\.\w+)+) import", re.MULTILINE)
 SOURCE_ROOT = "porter.kernels.cpu"
+PROVIDERS = "porter.kernels.providers"
+PROVIDER_CLASSES = {
+    "cpu": ("porter.kernels.cpu.provider", "CpuProvider"),
+    "ascend": ("porter.kernels.ascend.provider", "AscendProvider"),
+}
+"""Where the class of each provider is, by the name that chips give it."""
 
 
 def flat_name(module: str) -> str:
@@ -20,19 +28,42 @@ def relative_imports(text: str) -> str:
     return IMPORT.sub(lambda m: f"{m['indent']}from .{flat_name(m['module'])} import", text)
 
 
-def python_files(modelling_text: str) -> dict[str, str]:
-    """File name -> text of the porter modules that `modelling_text` imports, directly or through each other."""
+def python_files(modelling_text: str, chip: Chip) -> dict[str, str]:
+    """File name -> text of the porter modules that `modelling_text` imports, directly or through each other, with the
+    providers of `chip` alone."""
     files: dict[str, str] = {}
+    own = providers_text(chip)
     waiting = [m["module"] for m in IMPORT.finditer(modelling_text)]
     while waiting:
         module = waiting.pop()
         name = f"{flat_name(module)}.py"
         if name in files:
             continue
-        text = module_path(module).read_text(encoding="utf-8")
+        text = own if module == PROVIDERS else module_path(module).read_text(encoding="utf-8")
         files[name] = relative_imports(text)
         waiting += [m["module"] for m in IMPORT.finditer(text)]
     return dict(sorted(files.items()))
+
+
+def providers_text(chip: Chip) -> str:
+    """What stands for porter.kernels.providers in an export to `chip`: its own providers, and the chip itself."""
+    found = [PROVIDER_CLASSES[name] for name in chip.native_providers]
+    imports = "".join(f"from {module} import {name}\n" for module, name in found)
+    default = "cpu" if chip.device == "cpu" else chip.name
+    return f'''"""The provider of this export, and the chip that it was written for."""
+
+from __future__ import annotations
+
+{imports}from porter.kernels.contract import Provider
+
+DEFAULT_CHIP = "{default}"
+DEFAULT_PROVIDERS: tuple[str, ...] = {chip.native_providers!r}
+
+
+def make_providers() -> list[Provider]:
+    """A fresh one of each."""
+    return [{", ".join(f"{name}()" for _, name in found)}]
+'''
 
 
 def module_path(module: str) -> Path:

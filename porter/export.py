@@ -57,9 +57,11 @@ LOCATE_IMPORT = "from porter.kernels.cpu.build import set_source_directory\n"
 
 def code_files(port: Port) -> dict[str, str]:
     """Every code file of the exported directory, by name: modelling file, the modules it imports, C++ sources."""
-    text = _finding_sources(port.source.text)
+    on_cpu = port.chip.device == "cpu"
+    text = _finding_sources(port.source.text) if on_cpu else port.source.text
     own = companion_files(port.source.module, port.source.text, port.reference.config)
-    return {port.source.file_name: relative_imports(text), **own, **python_files(text), **native_sources()}
+    files = {port.source.file_name: relative_imports(text), **own, **python_files(text, port.chip)}
+    return files | native_sources() if on_cpu else files
 
 
 def _finding_sources(text: str) -> str:

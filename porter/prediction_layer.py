@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from porter.checkpoint.reader import Checkpoint
+from porter.chips.catalogue import providers_of
 from porter.errors import PorterError
 from porter.kernels.dispatch import bind_model
 from porter.models.prediction import build_layer
@@ -36,6 +37,7 @@ def load_prediction_layer(directory: str | Path, model: Any, *, strict: bool = F
         name = prefix + (missing or unexpected)[0]
         raise PorterError(f"{directory}: tensor {name} does not fit the prediction layer; adapt the model again")
     reference_only = tuple(section.get("reference_only", ()))
-    bind_model(layer, section.get("chip", "cpu"), strict=strict, reference_only=reference_only)
+    chip = section.get("chip", "cpu")
+    bind_model(layer, chip, providers_of(chip), strict=strict, reference_only=reference_only)
     layer.eval().requires_grad_(False)
     return layer

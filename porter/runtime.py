@@ -8,6 +8,8 @@ from typing import Any
 
 from porter.adaptation import Port, plan_port
 from porter.checkpoint.strict_json import read_object
+from porter.chips.catalogue import load_catalogue, providers_of
+from porter.emulation import device_to_run_on
 from porter.errors import PorterError
 from porter.export import code_files
 from porter.integrity import CONFIG, check_manifest, check_weight_files, config_differs, verify_weights
@@ -53,6 +55,7 @@ def load(
     own_code = bool(manifest["source"].get("own_code"))
     if own_code and not trust_remote_code:
         raise PorterError(f"{folder}: holds the original checkpoint's own code; pass --trust-remote-code to run it")
+    place = device_to_run_on(load_catalogue().get(str(manifest["chip"])), folder)
     config = read_config(folder, trust_remote_code)
     if verify:
         verify_weights(folder, manifest)
@@ -74,10 +77,11 @@ def load(
         )
         refuse_made_up(folder, information)
     section = getattr(config, "porter", None) or {}
+    chip = section.get("chip", "cpu")
     bind_model(
-        model, section.get("chip", "cpu"), strict=strict, reference_only=tuple(section.get("reference_only", ()))
+        model, chip, providers_of(chip), strict=strict, reference_only=tuple(section.get("reference_only", ()))
     )
-    return model.eval()
+    return model.to(place).eval() if place != "cpu" else model.eval()
 
 
 def _difference(folder: Path, manifest: dict[str, Any], port: Port | None) -> str | None:

@@ -44,6 +44,8 @@ def kernel_library(model: nn.Module, cache: Cache) -> KernelLibrary:
         raise NotRecordable("the key-value cache is not contiguous")
     if not isinstance(getattr(model.base_model, "rotary_emb", None), nn.Module):
         raise NotRecordable("the model has no rotary_emb")
+    if any("cpu" not in call.providers for _, call in calls):
+        raise NotRecordable("the CPU kernels are not in use")
     library = getattr(calls[0][1].registry.providers.get("cpu"), "library", None)
     if library is None or not library.loaded:
         raise NotRecordable("the CPU kernels are not in use")

@@ -74,6 +74,11 @@ class Chip:
     alignment: Mapping[str, Figure] = field(default_factory=dict, hash=False)
     """Alignment rules by what they apply to."""
 
+    @property
+    def native_providers(self) -> tuple[str, ...]:
+        """The providers other than the reference, which every chip has."""
+        return self.providers[:-1]
+
     def memory_bytes(self) -> int | None:
         """Device memory in bytes, or None when no source gives it."""
         return round(self.memory.scaled("memory")) if self.memory else None
@@ -127,6 +132,11 @@ def load_catalogue(directory: Path | None = None) -> Catalogue:
     if not chips:
         raise PorterError(f"{folder}: no chip files (*.toml) in this folder")
     return Catalogue(chips)
+
+
+def providers_of(name: str) -> tuple[str, ...]:
+    """The providers of the chip called `name`, in order of preference, the reference last."""
+    return load_catalogue().get(name).providers
 
 
 def read_chip(path: Path) -> Chip:

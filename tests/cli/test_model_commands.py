@@ -66,14 +66,15 @@ def test_models_tells_support_by_chip_with_its_evidence(porter: Any) -> None:
         len(cpu["reference"]) + cpu["native"],
         "measured",
     )
-    assert (chips["ascend-910b"]["native"], chips["ascend-910b"]["evidence"]) == (0, "none")
-    assert len(chips["ascend-910b"]["reference"]) == cpu["ops"]
+    assert (chips["metax-c550"]["native"], chips["metax-c550"]["evidence"]) == (0, "none")
+    assert len(chips["metax-c550"]["reference"]) == cpu["ops"]
+    assert chips["ascend-910b"]["evidence"] == "emulated"
 
 
 REFUSED = [
     (("adapt", "no-such-model", "--target", "cpu", "--plan"), "no-such-model"),
     (("adapt", "qwen3-8b", "--target", "abacus", "--plan"), "abacus"),
-    (("adapt", "qwen3-8b", "--target", "ascend", "--plan"), "no op provider for ascend-910b"),
+    (("adapt", "qwen3-8b", "--target", "metax-c550", "--plan"), "no op provider for metax-c550"),
     (("adapt", "qwen3-8b", "--target", "cpu", "--tp", "8"), "--tp and --ep"),
     (("adapt", "qwen3-8b", "--target", "cpu", "--scheme", "w3", "--plan"), "--scheme w3"),
     (("adapt", "tiny-qwen3"), "target"),

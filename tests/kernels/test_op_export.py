@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from porter.chips.catalogue import load_catalogue
 from porter.code_bundle import python_files
 from porter.kernels.dispatch import OpCall, bind_model, op_calls, usage, using_reference
 
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     package = tmp_path / "flattened_ops"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    for name, text in python_files(IMPORT).items():
+    for name, text in python_files(IMPORT, load_catalogue().get("cpu")).items():
         assert "from porter." not in text and "import porter" not in text
         (package / name).write_text(text)
     return tmp_path
