@@ -67,8 +67,12 @@ def layout_rules(names: Names) -> tuple[Rule, ...]:
         ),
         on(
             names,
-            "at most 256 heads, a multiple of the keys' and at most 64 times as many",
-            lambda c, g: g.heads <= 256 and g.heads % g.key_heads == 0 and g.heads // g.key_heads <= 64,
+            "at most 256 heads, a multiple of the keys' and at most 64 times as many (128 beside rope)",
+            lambda c, g: (
+                g.heads <= 256
+                and g.heads % g.key_heads == 0
+                and g.heads // g.key_heads <= (64 if c["query_rope"] is None else 128)
+            ),
             names.heads,
             names.key_heads,
         ),
