@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.contract import Evidence
 from porter.kernels.reference.delta_rule import NORM_EPSILON
 
 CHUNK = 64
@@ -185,3 +186,11 @@ KERNELS = {
     ("gated_delta_rule", "recurrent"): recurrent,
     ("causal_conv1d", "silu"): causal_conv1d,
 }
+
+_TORCH = Evidence(
+    "declared",
+    "torch's own operators, which torch_npu implements on an NPU: no operator of the vendor's is called, so "
+    "there is nothing to emulate",
+)
+EVIDENCE = dict.fromkeys(KERNELS, _TORCH)
+"""Of the kernels that make no call of torch_npu."""

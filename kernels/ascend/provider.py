@@ -10,10 +10,12 @@ import torch
 from porter.kernels.ascend.activation import KERNELS as ACTIVATION
 from porter.kernels.ascend.attention import KERNELS as ATTENTION
 from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, Call
+from porter.kernels.ascend.delta_net import EVIDENCE as DELTA_NET_EVIDENCE
 from porter.kernels.ascend.delta_net import KERNELS as DELTA_NET
 from porter.kernels.ascend.dry_run import Kernel, dry_run, signature
 from porter.kernels.ascend.experts import KERNELS as EXPERTS
-from porter.kernels.ascend.linear import EVIDENCE as OF_ATEN
+from porter.kernels.ascend.hyper_connection import KERNELS as HYPER_CONNECTION
+from porter.kernels.ascend.linear import EVIDENCE as LINEAR_EVIDENCE
 from porter.kernels.ascend.linear import KERNELS as LINEAR
 from porter.kernels.ascend.mla_attention import KERNELS as MLA_ATTENTION
 from porter.kernels.ascend.norm import KERNELS as NORM
@@ -32,6 +34,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **LINEAR,
     **SPARSE_ATTENTION,
     **DELTA_NET,
+    **HYPER_CONNECTION,
     **ROUTER,
     **EXPERTS,
 }
@@ -42,6 +45,8 @@ EMULATED = Evidence(
     "the vendor's documented semantics on the CPU, its constraints enforced; schemas those of torch_npu 2.13.0",
     date="2026-11-30",
 )
+WITHOUT_CALLS = {**LINEAR_EVIDENCE, **DELTA_NET_EVIDENCE}
+"""The evidence of kernels that call no operator of the vendor's."""
 REMEMBERED = 4096
 """Shapes of calls whose verdict a kernel keeps; a longer history than any batch needs is forgotten whole."""
 
@@ -58,7 +63,7 @@ class AscendProvider:
     def implementation(self, name: str, variant: str, chip_name: str = A2) -> Implementation | None:
         """The kernel of an Op, which accepts what the vendor documents for `chip_name`; None when there is none."""
         kernel = KERNELS.get((name, variant))
-        evidence = OF_ATEN.get((name, variant), EMULATED)
+        evidence = WITHOUT_CALLS.get((name, variant), EMULATED)
         return None if kernel is None else Implementation(_call(kernel), _accepts(kernel, chip_name), evidence)
 
     def prepare(self) -> None:

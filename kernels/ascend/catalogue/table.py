@@ -15,6 +15,7 @@ from porter.kernels.ascend.catalogue.formats import OPS as FORMATS
 from porter.kernels.ascend.catalogue.fused_infer_attention import OPS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.catalogue.grouped_matmul import OPS as GROUPED_MATMUL
 from porter.kernels.ascend.catalogue.grouped_matmul_fused import OPS as GROUPED_MATMUL_FUSED
+from porter.kernels.ascend.catalogue.hyper_connection import OPS as HYPER_CONNECTION
 from porter.kernels.ascend.catalogue.mla import OPS as MLA
 from porter.kernels.ascend.catalogue.mla_products import OPS as MLA_PRODUCTS
 from porter.kernels.ascend.catalogue.norm import OPS as NORM
@@ -49,6 +50,7 @@ def catalogue() -> Mapping[str, VendorOp]:
         *SPARSE_ATTENTION_QUANT,
         *DELTA_RULE,
         *DELTA_RULE_CONV1D,
+        *HYPER_CONNECTION,
         *ATTENTION_FUSION,
         *FUSED_INFER_ATTENTION,
         *MLA,

@@ -14,6 +14,7 @@ from porter.kernels.ascend.emulator.delta_rule_conv1d import SEMANTICS as DELTA_
 from porter.kernels.ascend.emulator.expert_parallel import SEMANTICS as EXPERT_PARALLEL
 from porter.kernels.ascend.emulator.fused_infer_attention import SEMANTICS as FUSED_INFER_ATTENTION
 from porter.kernels.ascend.emulator.grouped_matmul import SEMANTICS as GROUPED_MATMUL
+from porter.kernels.ascend.emulator.hyper_connection import SEMANTICS as HYPER_CONNECTION
 from porter.kernels.ascend.emulator.mla import SEMANTICS as MLA
 from porter.kernels.ascend.emulator.norm import SEMANTICS as NORM
 from porter.kernels.ascend.emulator.quant_matmul import SEMANTICS as QUANT_MATMUL
@@ -46,5 +47,6 @@ SEMANTICS: Mapping[str, Semantics] = {
     **EXPERT_PARALLEL,
     **SPARSE_ATTENTION_QUANT,
     **DELTA_RULE_CONV1D,
+    **HYPER_CONNECTION,
 }
 """The CPU computation of each operator, given a call that the catalogue has checked."""
