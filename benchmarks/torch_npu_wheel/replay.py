@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P
 SOC_VERSIONS = {A2: 223, A3: 250, A5: 260, I310P: 202}
 """The vendor's number of one chip of each kind (910B3, 910_9391, 950, 310P3: enum SocVersion in its NpuVariables.h)."""
 CANN_VERSION = "8.5.0"
-"""The release of CANN that the wheel's own table of versions pairs with it; the stub libraries have none."""
+"""The newest release of CANN in the wheel's own table of versions; the stub libraries have none."""
 DEVICES = ("npu", "meta")
 
 Verdict = Literal["equal", "different", "refused", "unbound", "no meta"]
@@ -42,12 +43,22 @@ def has_meta(op: str) -> bool:
 @contextmanager
 def as_chip(metas: Any, chip: str) -> Iterator[None]:
     """Inside, the vendor's meta kernels (module `metas`) take the machine for one with `chip` and CANN_VERSION."""
-    saved = metas.get_soc_version, metas.get_cann_version
-    metas.get_soc_version, metas.get_cann_version = lambda: SOC_VERSIONS[chip], lambda: CANN_VERSION
-    try:
+    versions = metas.torch_npu.npu.utils
+    with ExitStack() as stack:
+        for module, name, answer in (
+            (metas, "get_soc_version", lambda: SOC_VERSIONS[chip]),
+            (metas, "get_cann_version", lambda: CANN_VERSION),
+            (versions, "_is_gte_cann_version", _cann_is_at_least),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, answer)
         yield
-    finally:
-        metas.get_soc_version, metas.get_cann_version = saved
+
+
+def _cann_is_at_least(version: str, module: str = "CANN") -> bool:
+    """Of "8.5.0.alpha003" the numbers before the letters count: CANN_VERSION is a final release."""
+    wanted = itertools.takewhile(str.isdigit, version.split("."))
+    return [int(n) for n in CANN_VERSION.split(".")] >= [int(n) for n in wanted]
 
 
 def replay(module: Any, metas: Any, call: Recorded, device: str) -> Replayed:

@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was compared and what differs. Returns 1 where a difference is not explained, else 0."""
     options = _options(arguments)
     disable_progress_bar()
-    # What the exported directories' code is cached under; also for the other process.
-    os.environ["HF_MODULES_CACHE"] = str((options.work / "modules").resolve())
     shutil.rmtree(options.work, ignore_errors=True)
     options.work.mkdir(parents=True)
     recorder, ports, refused = Recorder(), {}, {}
+    _tell("recording the calls of kernels and tests under the emulator ...")
     failed = [line for chip in options.chips for line in record_kernels(recorder, chip)]
     if not options.no_tests:
         failed += record_tests(recorder, options.work)
+    _tell("porting the shipped models and running them under the emulator ...")
     for model, scheme in () if options.no_ports else MODELS:
         name, directory = f"{model} {scheme}", options.work / f"{model}-{scheme}"
         try:
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, directory in ports.items():
         recorder.source = f"port {name}"
         declared[name] = generated(directory, emulated_npu(chip_of(directory)), (recorder,))
+    _tell(f"{len(recorder.calls)} calls and {len(ports)} ports go to the wheel ...")
     findings = on_wheel(options.python, options.work, recorder.calls, ports)
     findings |= {"failed": failed, "declared": declared, "refused": refused}
     text = markdown(findings)
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report is not None:
         options.report.write_text(text + "\n", encoding="utf-8")
     unexplained = problems(findings)
-    print(*unexplained, f"{len(unexplained)} unexplained differences", sep="\n", file=sys.stderr)
+    _tell(*unexplained, f"{len(unexplained)} unexplained differences")
     return 1 if unexplained else 0
 
 
@@ -105,6 +106,10 @@ def on_wheel(python: Path, work: Path, calls: list[dict[str, Any]], ports: dict[
         raise RuntimeError(f"{' '.join(command)}: exit status {code}; {log} ends with {log.read_text()[-2000:]}")
     findings: dict[str, Any] = json.loads((work / "findings.json").read_text(encoding="utf-8"))
     return findings
+
+
+def _tell(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
