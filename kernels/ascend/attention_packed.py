@@ -26,11 +26,11 @@ class BoundsOnHost:
             return torch.empty(cu_seqlens.shape[0] - 1, dtype=torch.int64, device="meta")
         if cu_seqlens.is_inference():  # Such tensors do not tell whether they were written since.
             return _ends(cu_seqlens)
-        version, ends = self._known.get(cu_seqlens, (-1, None))
-        if ends is None or version != cu_seqlens._version:
-            ends = _ends(cu_seqlens)
-            self._known[cu_seqlens] = (cu_seqlens._version, ends)
-        return ends
+        known: tuple[int, torch.Tensor] | None = self._known.get(cu_seqlens)
+        if known is None or known[0] != cu_seqlens._version:
+            known = cu_seqlens._version, _ends(cu_seqlens)
+            self._known[cu_seqlens] = known
+        return known[1]
 
 
 def _ends(cu_seqlens: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def ends_of(tensor: torch.Tensor) -> list[int]:
 def packed_with_sink(torch_npu: Any, attention: Attention, sinks: torch.Tensor) -> torch.Tensor:
     """[B, S, Hq, Dv] by npu_fused_infer_attention_score_v2, whose sinks are for packed layouts."""
     query, key = attention.query, attention.key
-    output = torch_npu.npu_fused_infer_attention_score_v2(
+    output: torch.Tensor = torch_npu.npu_fused_infer_attention_score_v2(
         rows(query),
         rows(key),
         rows(attention.value),
@@ -95,4 +95,4 @@ def packed_with_sink(torch_npu: Any, attention: Attention, sinks: torch.Tensor) 
         input_layout="TND",
         **causal(attention),
     )[0]
-    return output.unflatten(0, (query.shape[0], query.shape[2]))
+    return output.view(query.shape[0], query.shape[2], *output.shape[1:])

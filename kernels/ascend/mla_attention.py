@@ -36,14 +36,14 @@ def absorbed(
     if query_nope.numel() == 0:
         return query_nope.new_empty(batch, queries, heads, per_head.shape[1] - nope)
     turned = _by_head(torch_npu, query_nope.transpose(1, 2).flatten(0, 1), per_head[:, :nope])
-    query = turned.unflatten(0, (batch, queries))
+    query = turned.view(batch, queries, heads, -1)
     sizes = latent.shape[-1], key_rope.shape[-1]
     if sizes == (LATENT, ROPE) and attention_mask is None and query.dtype != torch.float32:
         attended = _over_latents(torch_npu, query, query_rope, latent, key_rope, scaling)
     else:
         attended = _over_both(torch_npu, query, query_rope, latent, key_rope, attention_mask, scaling)
     values = _by_head(torch_npu, attended, per_head[:, nope:].transpose(1, 2))
-    return values.unflatten(0, (batch, queries))
+    return values.reshape(batch, queries, heads, -1).contiguous()
 
 
 def _by_head(torch_npu: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def _over_latents(
     extra = {"sparse_mode": 0, "inner_precise": 0}
     if queries > 1:
         extra = causal(Attention(query, latent, latent, None, scaling, None))
-    output = torch_npu.npu_fused_infer_attention_score_v2(
+    output: torch.Tensor = torch_npu.npu_fused_infer_attention_score_v2(
         query.contiguous(),
         latent,
         latent,
@@ -162,7 +162,7 @@ def _packed(torch_npu: Any, attention: Attention, query_rope: torch.Tensor, key_
         input_layout="TND",
         **causal(attention),
     )[0]
-    return output.unflatten(0, (query.shape[0], query.shape[2]))
+    return output.view(query.shape[0], query.shape[2], *output.shape[1:])
 
 
 KERNELS = {("mla_attention", "absorbed"): absorbed, ("mla_attention", "expanded"): expanded}

@@ -19,10 +19,9 @@ COMPRESSED = 2048
 
 def heads_first(tensor: torch.Tensor, layout: str, heads: int) -> torch.Tensor:
     """A view [B, N, S, D] of a tensor in `layout`; packed ones have B = 1 and S = T."""
-    if layout == "BSH":
-        return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
-    if layout == "SBH":
-        return tensor.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    if layout in ("BSH", "SBH"):
+        split: torch.Tensor = tensor.unflatten(-1, (heads, -1))
+        return split.transpose(1, 2) if layout == "BSH" else split.permute(1, 2, 0, 3)
     if layout == "BSND":
         return tensor.transpose(1, 2)
     if layout == "TND":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from porter.kernels.ascend.catalogue.attention_layouts import COMPRESSED, Geometry, Names
-from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES, on
+from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES, Holds, on
 from porter.kernels.ascend.catalogue.rules import that
 from porter.kernels.ascend.catalogue.vendor_op import Call, Rule
 
@@ -55,8 +55,8 @@ def _full_bias(bias: torch.Tensor, sizes: Geometry) -> bool:
 def page_rules(names: Names) -> tuple[Rule, ...]:
     """Keys in pages, found through block_table."""
 
-    def when_paged(says: str, holds: object, *shown: str) -> Rule:
-        return on(names, says, lambda c, g: c["block_table"] is None or bool(holds(c, g)), *shown)  # type: ignore[operator]
+    def when_paged(says: str, holds: Holds, *shown: str) -> Rule:
+        return on(names, says, lambda c, g: c["block_table"] is None or holds(c, g), *shown)
 
     return (
         when_paged(
@@ -139,8 +139,8 @@ def _packed_sizes(call: Call, sizes: Geometry) -> bool:
 def rope_rules(names: Names) -> tuple[Rule, ...]:
     """Multi-head latent attention: the rope part of queries and keys beside a head size of 512 or 128."""
 
-    def with_rope(says: str, holds: object, *shown: str) -> Rule:
-        return on(names, says, lambda c, g: c["query_rope"] is None or bool(holds(c, g)), *shown)  # type: ignore[operator]
+    def with_rope(says: str, holds: Holds, *shown: str) -> Rule:
+        return on(names, says, lambda c, g: c["query_rope"] is None or holds(c, g), *shown)
 
     return (
         that(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.attention_layouts import PACKED, Geometry, Names, arranged, geometry, split_layout
-from porter.kernels.ascend.catalogue.attention_rules import layout_rules, length_rules, mask_rules, on
+from porter.kernels.ascend.catalogue.attention_mask_rules import mask_rules
+from porter.kernels.ascend.catalogue.attention_rules import layout_rules, length_rules, on
 from porter.kernels.ascend.catalogue.attention_scenarios import (
     bias_rules,
     packed_rules,

@@ -25,7 +25,7 @@ def _order(name: str, *allowed: list[int]) -> Rule:
 
 def _fits(call: Call) -> bool:
     left, right = permuted(call["input"], call["perm_x1"]), call["weight"]
-    return left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1]
+    return (left.shape[0], left.shape[2]) == (right.shape[0], right.shape[1])
 
 
 def _limits(call: Call) -> bool:

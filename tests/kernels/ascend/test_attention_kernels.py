@@ -2,79 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attention_formulas import normal
+from attention_runs import FUSED, FUSED2, Runs, runs_on
 
 from porter.kernels.ascend import attention_calls
 from porter.kernels.ascend.attention_masks import whole_cache
 from porter.kernels.ascend.attention_packed import BoundsOnHost
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call
-from porter.kernels.ascend.emulator.stand_in import emulated_npu
-from porter.kernels.ascend.provider import AscendProvider
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P
 from porter.kernels.reference.attention import causal_mask
-from porter.kernels.registry import default_registry
 
 BF16 = torch.bfloat16
-FUSED, FUSED2, FUSION = (
-    "npu_fused_infer_attention_score",
-    "npu_fused_infer_attention_score_v2",
-    "npu_fusion_attention_v3",
-)
-
-
-class Runs:
-    """Runs Ops under the emulator of a chip, checks them against the oracle, and keeps the vendor calls."""
-
-    def __init__(self, calls: list[Call], chip: str) -> None:
-        self.calls, self._chip = calls, chip
-
-    def ratio(self, variant: str, *arguments: Any) -> float:
-        """The error of the call over the Op's bound. Raises AssertionError where the kernel refuses it."""
-        name, _, kind = variant.partition("/")
-        op = default_registry().op(name, kind)
-        kernel = AscendProvider().implementation(name, kind, self._chip)
-        assert kernel is not None
-        assert (refused := kernel.accepts(*arguments)) is None, refused
-        self.calls.clear()
-        error = op.error(kernel.call(*arguments), op.oracle(*arguments), *arguments)
-        return error / op.tolerance.relative(arguments[0].dtype, *arguments)
-
-    def refusal(self, variant: str, *arguments: Any) -> str | None:
-        """Why the kernel does not take the call."""
-        kernel = AscendProvider().implementation(*variant.split("/"), self._chip)
-        assert kernel is not None
-        return kernel.accepts(*arguments)
-
-    @property
-    def names(self) -> list[str]:
-        """The operators of the last call."""
-        return [call.op.name for call in self.calls]
 
 
 @pytest.fixture
-def on() -> Iterator[Callable[[str], Runs]]:
-    active = []
-
-    def start(chip: str) -> Runs:
-        context = emulated_npu(chip)
-        emulator = context.__enter__()
-        active.append(context)
-        calls: list[Call] = []
-        emulator.observers.append(lambda call, result: calls.append(call))
-        return Runs(calls, chip)
-
-    yield start
-    for context in active:
-        context.__exit__(None, None, None)
-
-
-@pytest.fixture
-def npu(on: Callable[[str], Runs]) -> Runs:
-    return on(A2)
+def npu() -> Iterator[Runs]:
+    with runs_on(A2) as runs:
+        yield runs
 
 
 def _states(heads: int, key_heads: int, queries: int, keys: int, dim: int, *, batch: int = 2, dtype: Any = BF16) -> Any:
@@ -225,10 +173,10 @@ def test_bounds_are_copied_once_while_they_live() -> None:
 
 
 @pytest.mark.parametrize("chip, served", [(A2, True), (A3, True), (A5, False), (I310P, False)])
-def test_chips(on: Callable[[str], Runs], chip: str, served: bool) -> None:
-    runs = on(chip)
+def test_chips(chip: str, served: bool) -> None:
     half = (*_states(4, 2, 5, 9, 32), None, 0.2, None)
     wide = (*_states(4, 2, 5, 9, 32, dtype=torch.float32), None, 0.2, None)
-    assert (runs.refusal("attention/gqa", *half) is None) == (chip != I310P)
-    refused = runs.refusal("attention/gqa", *wide)
+    with runs_on(chip) as runs:
+        assert (runs.refusal("attention/gqa", *half) is None) == (chip != I310P)
+        refused = runs.refusal("attention/gqa", *wide)
     assert refused is None if served else refused is not None and f"is not documented for {chip}" in refused

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attention_formulas import normal
-from test_attention_kernels import BF16, FUSED, FUSED2, FUSION, Runs, npu, on  # noqa: F401 (fixtures)
+from attention_runs import FUSED, FUSED2, FUSION, Runs, runs_on
 
-from porter.kernels.ascend.catalogue.vendor_op import A5
+from porter.kernels.ascend.catalogue.vendor_op import A2, A5
 from porter.kernels.reference.attention import causal_mask
 
+BF16 = torch.bfloat16
 PRODUCT = "npu_transpose_batchmatmul"
 DEEPSEEK = {"nope": 128, "rope": 64, "rank": 512, "value": 128}
 SHIPPED = {"nope": 32, "rope": 16, "rank": 64, "value": 32}
 """The sizes of the DeepSeek models that porter ships."""
+
+
+@pytest.fixture
+def npu() -> Iterator[Runs]:
+    with runs_on(A2) as runs:
+        yield runs
 
 
 def _states(heads: int, queries: int, keys: int, sizes: dict[str, int], *, dtype: Any = BF16, batch: int = 2) -> Any:
@@ -36,9 +44,7 @@ def _padded(queries: int, keys: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("heads, order", [(3, [1, 0, 2]), (4, [1, 0, 2]), (128, [0, 1, 2])])
 @pytest.mark.parametrize("queries, layout", [(1, "BSND_NBSD"), (3, "BSND_NBSD"), (17, "BSND")])
-def test_absorbed_at_deepseeks_sizes(npu: Runs, queries: int, layout: str, heads: int, order: list[int]) -> None:  # noqa: F811
-    if heads == 128 and queries == 17:
-        pytest.skip("the oracle takes long")
+def test_absorbed_at_deepseeks_sizes(npu: Runs, queries: int, layout: str, heads: int, order: list[int]) -> None:
     states = _states(heads, queries, 21, DEEPSEEK)
     assert npu.ratio("mla_attention/absorbed", *states, None, 0.07) <= 1
     assert npu.names == [PRODUCT, FUSED2, PRODUCT]
@@ -49,7 +55,7 @@ def test_absorbed_at_deepseeks_sizes(npu: Runs, queries: int, layout: str, heads
     assert after["perm_x1"] == order
 
 
-def test_absorbed_reads_a_cache_where_it_is(npu: Runs) -> None:  # noqa: F811
+def test_absorbed_reads_a_cache_where_it_is(npu: Runs) -> None:
     query_nope, query_rope, latent, key_rope, weight = _states(4, 1, 40, DEEPSEEK)
     cached = latent[:, :, :21], key_rope[:, :, :21]
     assert npu.ratio("mla_attention/absorbed", query_nope, query_rope, *cached, weight, None, 0.07) <= 1
@@ -59,7 +65,7 @@ def test_absorbed_reads_a_cache_where_it_is(npu: Runs) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("queries", [1, 5])
-def test_absorbed_with_a_mask_goes_to_the_training_operator(npu: Runs, queries: int) -> None:  # noqa: F811
+def test_absorbed_with_a_mask_goes_to_the_training_operator(npu: Runs, queries: int) -> None:
     states = _states(4, queries, 21, DEEPSEEK)
     assert npu.ratio("mla_attention/absorbed", *states, _padded(queries, 21), 0.07) <= 1
     assert npu.names == [PRODUCT, FUSION, PRODUCT]
@@ -68,7 +74,7 @@ def test_absorbed_with_a_mask_goes_to_the_training_operator(npu: Runs, queries: 
 
 @pytest.mark.parametrize("queries", [1, 5, 13])
 @pytest.mark.parametrize("masked", [False, True])
-def test_shipped_models_absorb(npu: Runs, queries: int, masked: bool) -> None:  # noqa: F811
+def test_shipped_models_absorb(npu: Runs, queries: int, masked: bool) -> None:
     states = _states(4, queries, 13, SHIPPED)
     assert npu.ratio("mla_attention/absorbed", *states, _padded(queries, 13) if masked else None, 0.15) <= 1
     assert npu.names == [PRODUCT, FUSED, PRODUCT]
@@ -78,7 +84,7 @@ def test_shipped_models_absorb(npu: Runs, queries: int, masked: bool) -> None:  
 @pytest.mark.parametrize("queries", [1, 5, 13])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sizes", [SHIPPED, DEEPSEEK], ids=["shipped", "deepseek"])
-def test_expanded(npu: Runs, sizes: dict[str, int], masked: bool, queries: int) -> None:  # noqa: F811
+def test_expanded(npu: Runs, sizes: dict[str, int], masked: bool, queries: int) -> None:
     states = _states(4, queries, 13, sizes)
     assert npu.ratio("mla_attention/expanded", *states, _padded(queries, 13) if masked else None, 0.07) <= 1
     packed = sizes is DEEPSEEK and not masked
@@ -87,19 +93,20 @@ def test_expanded(npu: Runs, sizes: dict[str, int], masked: bool, queries: int) 
 
 
 @pytest.mark.parametrize("variant", ["absorbed", "expanded"])
-def test_float32_goes_to_the_training_operator(npu: Runs, variant: str) -> None:  # noqa: F811
+def test_float32_goes_to_the_training_operator(npu: Runs, variant: str) -> None:
     states = _states(4, 5, 13, SHIPPED, dtype=torch.float32)
     assert npu.ratio(f"mla_attention/{variant}", *states, None, 0.15) <= 1
     assert FUSION in npu.names
 
 
-def test_absorbed_on_950(on: Any) -> None:  # noqa: F811
-    runs = on(A5)
-    assert runs.ratio("mla_attention/absorbed", *_states(4, 1, 13, DEEPSEEK), None, 0.07) <= 1
-    refused = runs.refusal("mla_attention/absorbed", *_states(4, 1, 13, DEEPSEEK), _padded(1, 13), 0.07)
+def test_absorbed_on_950() -> None:
+    states = _states(4, 1, 13, DEEPSEEK)
+    with runs_on(A5) as runs:
+        assert runs.ratio("mla_attention/absorbed", *states, None, 0.07) <= 1
+        refused = runs.refusal("mla_attention/absorbed", *states, _padded(1, 13), 0.07)
     assert refused is not None and "npu_fusion_attention_v3: is not documented for ascend-950" in refused
 
 
-def test_more_than_128_heads_are_refused(npu: Runs) -> None:  # noqa: F811
+def test_more_than_128_heads_are_refused(npu: Runs) -> None:
     refused = npu.refusal("mla_attention/absorbed", *_states(129, 1, 3, DEEPSEEK, batch=1), None, 0.07)
     assert refused is not None and "heads" in refused
