@@ -231,4 +231,4 @@ def test_using_reference_may_be_strict(registry: OpRegistry) -> None:
 
 def test_the_default_registry_is_built_once() -> None:
     assert default_registry() is default_registry()
-    assert len(default_registry().ops) == 50
+    assert len(default_registry().ops) == 51
