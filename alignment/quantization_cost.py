@@ -1,14 +1,16 @@
-"""What quantizing activations to int8 per token must cost, so that it is not taken for a fault."""
+"""What quantizing activations to int8 must cost, so that it is not taken for a fault."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from porter.activation_range import HIGHEST, LOWEST, Range
 from porter.alignment.calls import Call, mapped
 from porter.alignment.observation import errors
 from porter.kernels.dispatch import op_calls
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
     from porter.alignment.replay import Replayer
 
 INT8_LEVELS = 127.0
-QUANTIZING = ("w8a8", "clamped_w8a8")
+STATIC = "w8a8_static"
+QUANTIZING = ("w8a8", "clamped_w8a8", "w4a8", STATIC)
 """Variants of Ops that quantize their activations."""
+STATIC_SLACK = 4.0
+"""How much more than the best scale for the very inputs a scale that was measured on other data may lose. The step is
+proportional to the range, so it is the ratio of the two ranges, 2 bits of 8; inputs beyond the range lose more."""
 # Codes on both sides of a tie: the port rounds activations that carry its own rounding.
 EXPERT_SLACK = 1.5
 # Where an expert's own arithmetic is unknown, what its second projection costs is guessed from the first.
@@ -28,7 +34,7 @@ UNKNOWN_SLACK = 3.0
 
 
 def quantizes_activations(module: nn.Module) -> Literal["linear", "experts"] | None:
-    """Which of the module's own Ops quantize their activations (scheme w8a8), if any."""
+    """Which of the module's own Ops quantize their activations, if any."""
     own = {call.name for site, call in op_calls(module) if "." not in site and call.variant in QUANTIZING}
     return "linear" if "linear" in own else "experts" if "experts" in own else None
 
@@ -40,16 +46,54 @@ def rounded_per_token(tensor: Tensor) -> Tensor:
     return (exact / scale).round() * scale
 
 
-def rounded_activations(calls: Sequence[Call]) -> list[Call]:
-    """The calls with their hidden states as the int8 product sees them."""
-    return [
-        replace(
-            call,
-            args=mapped(call.args, _rounded_floats),
-            kwargs=mapped(call.kwargs, _rounded_floats),
-        )
-        for call in calls
-    ]
+def rounded_activations(module: nn.Module, calls: Sequence[Call]) -> list[Call]:
+    """The calls with their hidden states as the module's int8 product sees them."""
+    found: list[Tensor] = []
+    for call in calls:
+        mapped((call.args, call.kwargs), lambda tensor: found.append(tensor) or tensor)
+    rounded = _rounding(module, [tensor for tensor in found if tensor.is_floating_point()])
+
+    def seen(tensor: Tensor) -> Tensor:
+        return rounded(tensor) if tensor.is_floating_point() else tensor
+
+    return [replace(call, args=mapped(call.args, seen), kwargs=mapped(call.kwargs, seen)) for call in calls]
+
+
+def _rounding(module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """How the module's int8 product rounds its activations.
+
+    Of a scale that was measured beforehand as that does, saturation among it, where this loses no more of these
+    `inputs` than STATIC_SLACK times what the best scale for them would; else as the best scale does, so that a scale
+    that does not fit them shows as an error of the module.
+    """
+    scale, offset = getattr(module, "input_scale", None), getattr(module, "input_offset", None)
+    if not isinstance(scale, Tensor) or not isinstance(offset, Tensor):
+        return rounded_per_token
+
+    def own(tensor: Tensor) -> Tensor:
+        return rounded_static(tensor, scale, offset)
+
+    if not any(tensor.numel() for tensor in inputs):
+        return own
+    low = min(float(tensor.min()) for tensor in inputs if tensor.numel())
+    high = max(float(tensor.max()) for tensor in inputs if tensor.numel())
+    best_scale, best_offset = Range(min(low, 0.0), max(high, 0.0)).parameters()
+
+    def best(tensor: Tensor) -> Tensor:
+        return rounded_static(tensor, best_scale, best_offset)
+
+    return own if _lost(inputs, own) <= STATIC_SLACK * _lost(inputs, best) else best
+
+
+def _lost(inputs: Sequence[Tensor], rounded: Callable[[Tensor], Tensor]) -> float:
+    return math.sqrt(sum(float((rounded(t) - t.to(torch.float64)).square().sum()) for t in inputs))
+
+
+def rounded_static(tensor: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """[..., K] at the levels of codes tensor / scale + offset within [-128, 127], in float64, as linear/w8a8_static."""
+    step, shift = scale.detach().to(tensor.device, torch.float64), offset.detach().to(tensor.device, torch.float64)
+    codes = (tensor.to(torch.float64) / step + shift).round().clamp(LOWEST, HIGHEST)
+    return (codes - shift) * step
 
 
 def activation_cost(module: nn.Module, replayer: Replayer, source: Side, result: ModuleResult) -> float:
@@ -99,9 +143,14 @@ def _gated(experts: Any, gate_up: Tensor) -> Tensor:
     return experts.act_fn(gate) * up  # type: ignore[no-any-return]
 
 
-def round_first(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook: the first positional tensor as an int8 product sees it, in its own dtype."""
-    return (rounded_per_token(args[0]).to(args[0].dtype), *args[1:]) if args else args
+def round_first(candidate: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """A forward pre-hook for the source of `candidate`: the first positional tensor as the candidate's int8 product
+    sees it, in its own dtype."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (_rounding(candidate, args[:1])(args[0]).to(args[0].dtype), *args[1:]) if args else args
+
+    return hook
 
 
 def _rounded_floats(tensor: Tensor) -> Tensor:

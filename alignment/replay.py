@@ -216,9 +216,10 @@ class Replayer:
         handles = []
         try:
             for pair in self.pairing.pairs:
-                if quantizes_activations(self.candidate.get_submodule(pair.module)) is not None:
+                candidate = self.candidate.get_submodule(pair.module)
+                if quantizes_activations(candidate) is not None:
                     for name in pair.sources:
-                        handles.append(source.get_submodule(name).register_forward_pre_hook(round_first))
+                        handles.append(source.get_submodule(name).register_forward_pre_hook(round_first(candidate)))
             yield
         finally:
             for handle in handles:
@@ -250,7 +251,7 @@ class Replayer:
         return self.source is not None and appends_to_cache(self.source.get_submodule(source))
 
     def _quantized(self, module: nn.Module, calls: Sequence[Call]) -> Sequence[Call]:
-        return rounded_activations(calls) if quantizes_activations(module) == "linear" else calls
+        return rounded_activations(module, calls) if quantizes_activations(module) == "linear" else calls
 
 
 def replay_all(replayer: Replayer, pairs: Iterable[Pair], advance: Callable[[int], None]) -> Iterator[ModuleResult]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from porter.alignment.quantized_weight import INT8_LEVELS
 from porter.alignment.report import WeightRow
 
 
@@ -16,13 +17,15 @@ class Values:
     """A tensor of the source beside the candidate's, unfused and dequantized; None where it cannot be read.
 
     `step`: the quantizer's step, in a shape that broadcasts to the tensor's; `grid`: the rows and columns that share
-    one step. None where the candidate's tensor is not quantized. `wrong`: `why` is a fault, not a limit of porter's.
+    one step, `levels` of them on either side of zero. None where the candidate's tensor is not quantized. `wrong`:
+    `why` is a fault, not a limit of porter's.
     """
 
     reference: Tensor | None
     candidate: Tensor | None
     step: Tensor | None = None
     grid: tuple[int, int] | None = None
+    levels: float = INT8_LEVELS
     why: str = ""
     wrong: bool = False
 

@@ -39,7 +39,7 @@ def judge(weight: Weight) -> JudgedWeight:
         return JudgedWeight(weight, WeightRow(weight.name, weight.source, math.inf, 0.0, "drift", why))
     error, single = distance(candidate, reference)
     if values.grid is not None:
-        expected = quantization_error(reference, values.grid, weight.dtype)
+        expected = quantization_error(reference, values.grid, weight.dtype, values.levels)
         return _judged(weight, error, expected, "" if error <= expected else "more than its quantization costs")
     expected = rounding(weight.roundable, reference.dtype, weight.is_parameter)
     if not error <= expected:

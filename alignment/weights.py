@@ -9,12 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from porter.alignment.quantized_weight import dequantized
+from porter.alignment.quantized_weight import contradiction, dequantized
 from porter.alignment.streaming import Tensors
 from porter.alignment.weight import Values, Weight
 from porter.alignment.weight_judgement import eps_of
 from porter.correspondence import Correspondence
 
+STATIC_TENSORS = ("input_scale", "input_offset", "quant_bias")
+"""Beside the weight of a linear whose input has a static scale."""
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
 
@@ -48,7 +50,7 @@ class WeightPairing:
         lasting = set(self.candidate.state_dict(keep_vars=True))
         scales = {base: name for name in self._mine for base in _scaled(name) if base in self._mine}
         for name, tensor in self._mine.shapes.items():
-            if name not in scales.values():
+            if name not in scales.values() and self._codes_of(name) is None:
                 roundable = self._roundable(tensor.dtype, name in lasting)
                 yield from self._parts(name, scales.get(name), name in parameters, roundable)
         yield from self._left_out()
@@ -108,7 +110,11 @@ class WeightPairing:
             reference = own()
             if why:
                 return Values(reference, None, why=why)
-            found = dequantized(mine[name].detach(), None if scale is None else mine[scale].detach())
+            stored = mine[name].detach()
+            factor = None if scale is None else mine[scale].detach()
+            if wrong := contradiction(stored, factor, self._beside(name)):
+                return Values(reference, None, why=wrong, wrong=True)
+            found = dequantized(stored, factor)
             if found.values is None:
                 return Values(reference, None, why=found.why, wrong=found.wrong)
             values, step = found.values, found.step
@@ -116,9 +122,22 @@ class WeightPairing:
                 values = values.to(self.compute)
             if rows is not None:
                 values, step = values[rows], None if step is None else step[rows]
-            return Values(reference, values, step, found.grid)
+            return Values(reference, values, step, found.grid, found.levels)
 
         return read
+
+    def _codes_of(self, name: str) -> str | None:
+        """The quantized weight that this tensor belongs to beside its scale: not a weight of the source's."""
+        owner, _, leaf = name.rpartition(".")
+        weight = f"{owner}.weight" if leaf in STATIC_TENSORS else name.removesuffix("_scale_bias")
+        return weight if weight != name and weight in self._mine.shapes else None
+
+    def _beside(self, name: str) -> dict[str, Tensor]:
+        """What belongs to the quantized weight `name` beside its scale, by the ends of the names."""
+        owner = name.rpartition(".")[0]
+        named = {leaf: f"{owner}.{leaf}" for leaf in STATIC_TENSORS} if name.endswith(".weight") else {}
+        named["scale_bias"] = f"{name}_scale_bias"
+        return {end: self._mine[found].detach() for end, found in named.items() if found in self._mine.shapes}
 
     def _widened(self, name: str, stored: torch.dtype) -> bool:
         """Whether the scheme stores this weight in a coarser float than the model computes in."""
