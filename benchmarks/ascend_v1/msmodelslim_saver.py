@@ -27,7 +27,7 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
     found = {}
     for file in directory.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}
     return found
 
 

@@ -106,7 +106,8 @@ def unpack_rows(packed: Tensor) -> Tensor:
 def scale_bias(codes: Tensor, scale: Tensor, splits_inputs: bool) -> Tensor:
     """float32 [N, 16] (1 unless `splits_inputs`): 8 * sum over each slice of the columns of code * scale.
 
-    The chip multiplies unsigned nibbles, 8 too large each (msmodelslim `process_scale`). Sums of codes are exact.
+    The chip multiplies an int8 input as two int4, of which it takes the lower one 8 too low; this, added, makes up for
+    it (msmodelslim `process_scale`). Sums of codes are exact.
     """
     slices = SLICES if splits_inputs else 1
     sums = codes.reshape(codes.shape[0], slices, -1).sum(dim=-1, dtype=torch.int64)
