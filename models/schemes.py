@@ -35,6 +35,8 @@ def apply_schemes(model: nn.Module, config: Any) -> None:
             model.set_submodule(name, replacement)
         else:
             _quantize_experts(module, scheme)
+    if "w4a8" in section.get("quantized", {}).values():
+        _keep_integer_scales(model)
     beside = "|".join(str(layer) for layer in section.get("prediction_layers", ()))
     if beside:
         model._keys_to_ignore_on_load_unexpected = [rf"^model\.layers\.({beside})\."]  # type: ignore[assignment]
@@ -58,7 +60,7 @@ def _quantize_experts(module: nn.Module, scheme: str) -> None:
     for name in ("gate_up_proj", "down_proj"):
         experts, rows, columns = getattr(module, name).shape
         if scheme == "w4a8":
-            scales = experts, scale_groups(columns), rows
+            scales = experts, scale_groups(columns) if name == "down_proj" else 1, rows
             _store(module, name, torch.empty(experts, columns, rows // 2, dtype=torch.int8))
             _store(module, f"{name}_scale", torch.empty(scales, dtype=torch.int64))
             _store(module, f"{name}_scale_bias", torch.empty(experts, rows, dtype=torch.float32))
@@ -67,6 +69,15 @@ def _quantize_experts(module: nn.Module, scheme: str) -> None:
             _store(module, f"{name}_scale", torch.empty(experts, rows, dtype=torch.float32))
     clamped = module.__dict__["experts"].variant.startswith("clamped")
     module.__dict__["experts"] = OpCall("experts", f"clamped_{scheme}" if clamped else scheme)
+
+
+def _keep_integer_scales(model: nn.Module) -> None:
+    """Loading would make floats of whatever has "_scale" in its name; scales of int4 experts are bits in an int64.
+
+    Parameters that no name pins are loaded in the dtype that they were made in, so float scales stay float32 too.
+    """
+    pinned = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    model._keep_in_fp32_modules_strict = [name for name in pinned if name != "_scale"]  # type: ignore[assignment]
 
 
 def _store(module: nn.Module, name: str, values: torch.Tensor) -> None:

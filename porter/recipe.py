@@ -12,7 +12,7 @@ from torch import nn
 from porter.activation_range import Range
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
-from porter.kernels.reference.experts_w4a8 import make_scale_bias, pack_int4, pack_scale, scale_groups
+from porter.kernels.reference.experts_w4a8 import make_scale_bias, pack_int4, pack_scale
 from porter.kernels.reference.linear_static import offset_correction
 from porter.quantization import INT4_MAX, quantize_per_channel
 
@@ -123,7 +123,8 @@ def _int8_recipe(
     linear = name.removesuffix(".weight")
     beside = [f"{linear}.{leaf}" for leaf in STATIC_TENSORS]
     static = beside[0] in state
-    quantize = _int4 if f"{name}_scale_bias" in state else _static(linear, ranges) if static else _int8
+    int4 = f"{name}_scale_bias" in state
+    quantize = _int4(state[f"{name}_scale"].shape[-2]) if int4 else _static(linear, ranges) if static else _int8
 
     def compute(parts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         joined = entry.join(parts) if entry else torch.cat(parts, dim=0)
@@ -141,12 +142,16 @@ def _int8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: codes, f"{name}_scale": scale}
 
 
-def _int4(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """One scale per output channel, repeated over the groups that the kernel reads."""
-    codes, scale = quantize_per_channel(weight, INT4_MAX)
-    grouped = scale[..., None, :].expand(*scale.shape[:-1], scale_groups(weight.shape[-1]), -1)
-    bias = make_scale_bias(codes, grouped)
-    return {name: pack_int4(codes), f"{name}_scale": pack_scale(grouped), f"{name}_scale_bias": bias}
+def _int4(groups: int) -> Callable[[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """One scale per output channel, repeated over the `groups` of inputs that the kernel reads."""
+
+    def quantize(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        codes, scale = quantize_per_channel(weight, INT4_MAX)
+        grouped = scale[..., None, :].expand(*scale.shape[:-1], groups, -1)
+        bias = make_scale_bias(codes, grouped)
+        return {name: pack_int4(codes), f"{name}_scale": pack_scale(grouped), f"{name}_scale_bias": bias}
+
+    return quantize
 
 
 def _static(linear: str, ranges: Mapping[str, Range]) -> Callable[[str, torch.Tensor], dict[str, torch.Tensor]]:

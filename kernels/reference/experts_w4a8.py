@@ -7,9 +7,9 @@ K = I, N = H), N even, and G groups of K / G inputs that have a scale each:
   four bits and output 2n + 1 in its high four. Seen as int32 [E, K, N / 8] it is the int4 of npu_grouped_matmul, which
   needs N a multiple of 8. AscendV1 files hold [N / 2, K] of the same bytes per expert: the transpose of one of these.
 - `scale` int64 [E, G, N]: the bits of a float32 scale of each group and output in the low half, zero in the high half.
-  G = 1 is one scale per output channel. npu_grouped_matmul documents groups of 256 inputs alone for a bfloat16 result,
-  so `scale_groups(K)` are the groups to store: K / 256 where 256 divides K, else 1, which Ascend refuses for down.
-  Scales per channel are stored by repeating them over the groups.
+  G = 1 is one scale per output channel, which is what gate_up is stored with. npu_grouped_matmul, which multiplies
+  down, documents groups of 256 inputs alone for a bfloat16 result, so down is stored with `scale_groups(K)` of them:
+  K / 256 where 256 divides K, else 1, which Ascend refuses. Scales per channel are repeated over the groups.
 - `scale_bias` float32 [E, N]: 8 * sum over k of weight * scale. The chip multiplies the two nibbles of an activation
   code separately, the low one shifted by -8, and adds this to make up for the shift, so it is part of the product:
   ((codes - 8) @ (weight * scale) + scale_bias) * activation_scale. A wrong one makes a wrong result, here as there.
@@ -36,7 +36,7 @@ GROUP = 256
 
 
 def scale_groups(inputs: int) -> int:
-    """The number of scales along K that Ascend's kernel reads for a product of `inputs` inputs: K / 256, or 1."""
+    """The number of scales along K that Ascend's kernel reads of down, for `inputs` inputs: K / 256, or 1."""
     return inputs // GROUP if inputs and inputs % GROUP == 0 else 1
 
 
@@ -153,14 +153,15 @@ SHAPES = (  # tokens, hidden size, intermediate size, experts, top_k
     (13, 96, 60, 16, 3),
     (37, 64, 256, 3, 1),
     (6, 512, 512, 4, 2),
+    (3, 512, 768, 4, 2),
     (0, 32, 16, 4, 2),
 )
 
 
-def _stacked(draw: Draw, experts: int, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
+def _stacked(draw: Draw, experts: int, outputs: int, inputs: int, groups: int) -> tuple[torch.Tensor, ...]:
     """(weight, scale, scale_bias) of about unit output variance."""
     weight = draw.integers(-8, 8, experts, outputs, inputs).to(torch.int8)
-    scale = (draw.uniform(experts, scale_groups(inputs), outputs) + 0.5) / (4.6 * inputs**0.5)
+    scale = (draw.uniform(experts, groups, outputs) + 0.5) / (4.6 * inputs**0.5)
     return pack_int4(weight), pack_scale(scale), make_scale_bias(weight, scale)
 
 
@@ -179,8 +180,10 @@ def _routed(draw: Draw) -> Iterator[tuple[str, tuple[torch.Tensor, ...], int, in
 def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     draw = Draw(dtype, 84)
     for label, routed, size, intermediate, experts in _routed(draw):
-        gate_up = _stacked(draw, experts, 2 * intermediate, size)
-        yield Case(label, (*routed, *gate_up, *_stacked(draw, experts, size, intermediate)))
+        for groups in dict.fromkeys((1, scale_groups(size))):
+            gate_up = _stacked(draw, experts, 2 * intermediate, size, groups)
+            down = _stacked(draw, experts, size, intermediate, scale_groups(intermediate))
+            yield Case(f"{label} groups={groups}", (*routed, *gate_up, *down))
 
 
 TOLERANCE = Tolerance(

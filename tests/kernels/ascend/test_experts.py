@@ -50,7 +50,8 @@ def npu() -> Any:
 def stacked(draw: torch.Generator, variant: str, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
     if variant == "w4a8":
         weight = torch.randint(-8, 8, (EXPERTS, outputs, inputs), generator=draw).to(torch.int8)
-        scale = (torch.rand(EXPERTS, scale_groups(inputs), outputs, generator=draw) + 0.5) / (4.6 * inputs**0.5)
+        groups = scale_groups(inputs) if outputs == HIDDEN else 1
+        scale = (torch.rand(EXPERTS, groups, outputs, generator=draw) + 0.5) / (4.6 * inputs**0.5)
         return pack_int4(weight), pack_scale(scale), make_scale_bias(weight, scale)
     if variant.endswith(("w8a16", "w8a8")):
         weight = torch.randint(-127, 128, (EXPERTS, outputs, inputs), generator=draw).to(torch.int8)
@@ -103,7 +104,7 @@ def test_kernels_make_documented_calls_for_real_sizes(variant: str) -> None:
             return value
         shape = [sizes.get(n, n) for n in value.shape]
         if value.dtype == torch.int64 and value.dim() == 3:
-            shape[1] = scale_groups(7168 if value.shape[2] == 2 * INTERMEDIATE else 2048)
+            shape[1] = scale_groups(2048) if value.shape[2] == HIDDEN else 1
         if value.dtype == torch.int8 and variant == "w4a8" and value.shape[1] == HIDDEN:
             shape[2] = 2048
         return torch.empty(shape, dtype=value.dtype, device="meta")
