@@ -102,6 +102,7 @@ OPS = (
         ),
         value_rules=(covers(lambda call: 0),),
         nz=("weight",),
+        must_be_nz=lambda call: ("weight",),
         note="group_list is prefix sums; weight is read as FRACTAL_NZ whatever it is; the gate is the first half",
     ),
     VendorOp(
@@ -158,6 +159,7 @@ OPS = (
         value_rules=(covers(lambda call: call["group_list_type"]),),
         explicit=("dequant_mode", "dequant_dtype", "quant_mode", "quant_dtype", "group_list_type"),
         nz=("weight",),
+        must_be_nz=lambda call: () if _int4(call) else ("weight",),
         note="the gate is the first half; int8 weights are read as FRACTAL_NZ; int4 is packed by eight in int32 and "
         "needs weight_assist_matrix = 8 * sum(weight * scale)",
     ),
@@ -238,6 +240,7 @@ OPS = (
         value_rules=(covers(lambda call: call["group_list_type"]),),
         explicit=("output_bs", "group_list_type", "shared_input_weight", "shared_input_offset"),
         nz=("w",),
+        must_be_nz=lambda call: () if call["w"].dtype == torch.int32 else ("w",),
         note="group_list_type 1, counts, is the default here and nowhere else; output_bs 0 gives as many rows as x "
         "has; int8 weights are read as FRACTAL_NZ",
     ),

@@ -65,7 +65,7 @@ class VendorOp:
     constraints were read. `outputs(call)` gives empty outputs of the documented shapes and dtypes on the device of the
     arguments. `rules` need shapes, dtypes and scalars alone; `value_rules` need the tensors' values, which only the
     emulator looks at. `explicit` are the arguments whose default is not what models need: leaving one out is refused.
-    `nz` are the arguments that may be in FRACTAL_NZ.
+    `nz` are the arguments that may be in FRACTAL_NZ, and `must_be_nz(call)` those that are read so whatever they are.
     """
 
     name: str
@@ -77,6 +77,7 @@ class VendorOp:
     value_rules: tuple[Rule, ...] = ()
     explicit: tuple[str, ...] = ()
     nz: tuple[str, ...] = ()
+    must_be_nz: Callable[[Call], tuple[str, ...]] = lambda call: ()
     note: str = ""
 
     @cached_property

@@ -31,12 +31,19 @@ class Formats:
             self._blocked.pop(storage.data_ptr(), None)
 
     def check(self, call: Call) -> None:
-        """Raise VendorRefusal where an argument is in FRACTAL_NZ that the operator reads as plain, or is a part of a
-        matrix in FRACTAL_NZ, whose blocks lie apart."""
+        """Raise VendorRefusal where an argument is in FRACTAL_NZ that the operator reads as plain, is plain where it
+        reads FRACTAL_NZ, or is a part of a matrix in FRACTAL_NZ, whose blocks lie apart."""
+        needed = call.op.must_be_nz(call)
         for name, value in call.arguments.items():
-            tensors = value if isinstance(value, (list, tuple)) else [value]
-            for tensor in tensors:
-                if not isinstance(tensor, torch.Tensor) or self.of(tensor) != FRACTAL_NZ:
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if self.of(tensor) != FRACTAL_NZ:
+                    if name in needed:
+                        raise VendorRefusal(
+                            f"{call.op.name}: {name} is plain, which this operator reads as FRACTAL_NZ without saying "
+                            f"so; pass npu_format_cast({name}, {FRACTAL_NZ})"
+                        )
                     continue
                 if name not in call.op.nz:
                     raise VendorRefusal(

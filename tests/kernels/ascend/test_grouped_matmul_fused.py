@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from porter.kernels.ascend.catalogue.formats import unfit_for_blocks
 from porter.kernels.ascend.catalogue.vendor_op import A2, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.reference.experts_w4a8 import make_scale_bias, pack_int4, pack_scale
@@ -61,16 +62,21 @@ def assert_codes(codes: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) 
 
 
 def test_swiglu_quant_of_int8_in_both_versions() -> None:
-    x, weight, scale, x_scale = inputs(32, 12)
+    x, weight, scale, x_scale = inputs(32, 64)
     product = torch.einsum("rk,rkn->rn", x.double(), weight.double()[ROWS])
     exact = gated(product * scale.double()[ROWS] * x_scale.double()[:, None])
     counts = torch.tensor(COUNTS)
-    second = npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, counts, **MODES)
-    first = npu().npu_grouped_matmul_swiglu_quant(x, weight, counts.cumsum(0), scale, x_scale)
+    blocked = npu().npu_format_cast(weight, 29)
+    second = npu().npu_grouped_matmul_swiglu_quant_v2(x, [blocked], [scale], x_scale, counts, **MODES)
+    first = npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts.cumsum(0), scale, x_scale)
     assert_codes(*second, exact)
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     with pytest.raises(VendorRefusal, match="group_list to cover the rows"):
-        npu().npu_grouped_matmul_swiglu_quant(x, weight, counts, scale, x_scale)
+        npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts, scale, x_scale)
+    with pytest.raises(VendorRefusal, match="weight is plain, which this operator reads as FRACTAL_NZ"):
+        npu().npu_grouped_matmul_swiglu_quant(x, weight, counts.cumsum(0), scale, x_scale)
+    with pytest.raises(VendorRefusal, match="weight is plain"):
+        npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, counts, **MODES)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -101,17 +107,18 @@ def test_swiglu_quant_of_int4_needs_its_assist_matrix(groups: int) -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_swiglu_quant_takes_no_default(name: str) -> None:
-    x, weight, scale, x_scale = inputs(32, 12)
+    x, weight, scale, x_scale = inputs(32, 64)
     given = {n: v for n, v in MODES.items() if n != name}
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
         npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, torch.tensor(COUNTS), **given)
 
 
 def test_rows_of_no_expert_are_undefined() -> None:
-    x, weight, scale, x_scale = inputs(32, 12)
+    x, weight, scale, x_scale = inputs(32, 64)
     x[5:] = 0x7F
+    blocked = npu().npu_format_cast(weight, 29)
     codes, code_scale = npu().npu_grouped_matmul_swiglu_quant_v2(
-        x, [weight], [scale], x_scale, torch.tensor([3, 0, 1, 1]), **MODES
+        x, [blocked], [scale], x_scale, torch.tensor([3, 0, 1, 1]), **MODES
     )
     assert (codes[5:] == 0x7F).all() and code_scale[5:].isnan().all()
 
@@ -121,7 +128,8 @@ def finalize(inner: int = 32, outputs: int = 256, **changed: Any) -> tuple[torch
     x, weight, scale, x_scale = inputs(inner, outputs)
     logit, index = torch.rand(7, generator=generator()), torch.tensor([0, 3, 1, 0, 2, 3, 3])
     arguments = {**TOTAL, "scale": scale, "pertoken_scale": x_scale, "logit": logit, "row_index": index, **changed}
-    got = npu().npu_grouped_matmul_finalize_routing(x, weight, torch.tensor(COUNTS), **arguments)
+    blocked = weight if unfit_for_blocks(weight) else npu().npu_format_cast(weight, 29)
+    got = npu().npu_grouped_matmul_finalize_routing(x, blocked, torch.tensor(COUNTS), **arguments)
     product = torch.einsum("rk,rkn->rn", x.double(), weight.double()[ROWS])
     product = product * scale.double()[ROWS] * (x_scale * logit).double()[:, None]
     return got, torch.zeros(arguments["output_bs"] or 7, outputs, dtype=torch.float64).index_add(0, index, product)
