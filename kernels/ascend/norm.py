@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+
 
 def rms_norm(torch_npu: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """npu_rms_norm, whose second result is the reciprocal root mean square."""
@@ -37,6 +39,8 @@ def rms_norm_gated(
     torch_npu: Any, hidden_states: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """npu_rms_norm in float32 times silu(gate); the vendor has no norm with a gate."""
+    if hidden_states.dtype == torch.float64:
+        raise VendorRefusal("npu_rms_norm: computes in float32, which is less than float64 activations are due")
     normed = rms_norm(torch_npu, hidden_states.float(), weight.float(), eps)
     return (normed * torch.nn.functional.silu(gate.float())).to(hidden_states.dtype)
 

@@ -147,6 +147,12 @@ def test_gated_norm_rounds_once() -> None:
     assert torch.equal(gated, oracle.to(BF16)) or row_error(gated, oracle) <= 0.6 * UNIT_ROUNDOFF[BF16]
 
 
+def test_gated_norm_refuses_what_it_would_narrow() -> None:
+    x = normal(2, 64).double()
+    with pytest.raises(VendorRefusal, match="less than float64 activations are due"):
+        rms_norm_gated(DryVendor(A2), x, x[0], x, 1e-6)
+
+
 def test_every_chip_has_a_norm() -> None:
     for chip in CHIPS:
         DryVendor(chip).npu_rms_norm(X.half(), W.half(), epsilon=1e-6)
