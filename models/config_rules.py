@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from porter.checkpoint.strict_json import shown
 from porter.errors import PorterError
 from porter.models.field_rules import (
@@ -90,8 +92,11 @@ LATENT_RULES: tuple[Rule, ...] = (
 def check_config(config: Any, where: str) -> None:
     """Raise PorterError naming file, field and rule for a config whose model could be built but not run."""
     check_vision(config, where)
-    if config.get_text_config() is not config:
-        check_config(config.get_text_config(), f"{where}: text_config")
+    text = config.get_text_config()
+    if not isinstance(text, PreTrainedConfig):
+        raise wrong_field(where, "text_config", type(text).__name__, "left out of a config without one")
+    if text is not config:
+        check_config(text, f"{where}: text_config")
     names = (*POSITIVE, *POSITIVE_OR_NULL)
     numbers = {name: v for name in names if type(v := getattr(config, name, None)) is int}
     check_fields(numbers | {"use_sliding_window": getattr(config, "use_sliding_window", True)}, where)

@@ -12,6 +12,7 @@ from porter.ascend_v1.fused_groups import groups_of, loads_quantized_experts
 from porter.ascend_v1.names import DESCRIPTION
 from porter.ascend_v1.quant_type import FLOAT, OTHER_TYPES, TYPES, Linear, Shape, loadable
 from porter.checkpoint.header import SAFETENSORS_DTYPES
+from porter.checkpoint.strict_json import listed, shown
 
 AGAIN = "write the linear again as its type has it"
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -25,7 +26,7 @@ def methods(directory: AscendDirectory) -> Iterator[Finding]:
         layer = "moe" if ".experts." in name else "linear"
         if not loadable(kind, layer):  # type: ignore[arg-type]
             served = [n for n in (*TYPES, *OTHER_TYPES) if loadable(n, layer)]  # type: ignore[arg-type]
-            loader = f"NotImplementedError: quant_type={kind} for layer_type={layer}"
+            loader = f"NotImplementedError: quant_type={shown(kind)} for layer_type={layer}"
             remedy = f"choose one of {', '.join(served[:3])} or {FLOAT}"
             yield Finding("no-method", DESCRIPTION, f"{name}.weight", loader, remedy)
         if name.endswith(".kv_b_proj"):
@@ -33,7 +34,9 @@ def methods(directory: AscendDirectory) -> Iterator[Finding]:
             yield Finding("kv-b-proj", DESCRIPTION, f"{name}.weight", loader, f"keep it {FLOAT}")
     experts = [n for n, kind in directory.described.items() if ".experts." in n and kind != FLOAT]
     if experts and not loads_quantized_experts(directory.model_type):
-        loader = f"model_type {directory.model_type} has no fused experts in packed_modules_model_mapping: KeyError"
+        loader = (
+            f"model_type {shown(directory.model_type)} has no fused experts in packed_modules_model_mapping: KeyError"
+        )
         yield Finding("no-method", DESCRIPTION, f"{experts[0]}.weight", loader, f"keep its experts {FLOAT}")
 
 
@@ -46,7 +49,7 @@ def fused_groups(directory: AscendDirectory) -> Iterator[Finding]:
         if len(found) < 2:
             continue
         odd = min(kinds, key=lambda name: (sum(k == kinds[name] for k in kinds.values()), name))
-        loader = f'ValueError "Not all shards of {group.layer}": {", ".join(found)} in one fused layer'
+        loader = f'ValueError "Not all shards of {group.layer}": {listed(found)} in one fused layer'
         # vLLM may keep in_proj_qkvz and in_proj_ba apart, whatever the mapping says.
         level = "note" if group.layer.endswith(".in_proj") else "fault"
         yield Finding("mixed-types", DESCRIPTION, f"{odd}.weight", loader, "give all its parts one type", level)  # type: ignore[arg-type]
