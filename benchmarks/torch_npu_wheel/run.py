@@ -23,6 +23,7 @@ from porter.kernels.ascend.catalogue.vendor_op import CHIPS
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 ROOT = Path(__file__).parents[2]
+MARK = "<!-- tables -->"
 PLUGIN = "benchmarks.torch_npu_wheel.recording_plugin"
 MODELS = (
     ("tiny-deepseek-v2", "bf16"),
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = markdown(findings)
     print(text)
     if options.report is not None:
-        options.report.write_text(text + "\n", encoding="utf-8")
+        before, mark, _ = options.report.read_text(encoding="utf-8").partition(MARK)
+        options.report.write_text(f"{before}{mark}\n{text}\n", encoding="utf-8")
     unexplained = problems(findings)
     _tell(*unexplained, f"{len(unexplained)} unexplained differences")
     return 1 if unexplained else 0
@@ -120,5 +122,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=Path, action="append", default=[], help="an exported directory to run as well")
     parser.add_argument("--no-tests", action="store_true", help="leave out the calls of the emulator's own tests")
     parser.add_argument("--no-ports", action="store_true", help="leave out the shipped models")
-    parser.add_argument("--report", type=Path, help="file to write the tables to")
+    parser.add_argument("--report", type=Path, help=f"document to write the tables to, after {MARK}")
     return parser.parse_args(arguments)

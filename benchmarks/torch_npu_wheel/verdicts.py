@@ -25,4 +25,22 @@ EXPLAINED = (
         "the wheel's meta kernel has no branch for packed int4 weights with a scale for each group of rows and gives "
         "nothing; op-plugin's own code allocates what the catalogue says. torch.compile cannot trace such a call",
     ),
+    Explained(
+        "npu_grouped_matmul",
+        "refused: RuntimeError: ('The output dtype ', '1'",
+        "the page lists int8 as output_dtype of int8 products with int64 scales, and op-plugin's own code takes it; the "
+        "wheel's meta kernel does not, so torch.compile cannot trace such a call. No kernel of porter's makes it",
+    ),
+    Explained(
+        "npu_mhc_pre",
+        "result 3 float32[0]",
+        "with out_flag=0 the chip writes the first three results alone; op-plugin's own code leaves the rest undefined, "
+        "the wheel's meta kernel gives them shapes, and the emulator makes them empty. Nothing reads them",
+    ),
+    Explained(
+        "npu_mhc_sinkhorn",
+        "3 results; the vendor's meta kernel gives 1",
+        "with out_flag=0 the last two results are undefined on the chip and None from the meta kernel; the emulator "
+        "makes them empty. Nothing reads them",
+    ),
 )
