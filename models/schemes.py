@@ -76,8 +76,9 @@ def _keep_integer_scales(model: nn.Module) -> None:
 
     Parameters that no name pins are loaded in the dtype that they were made in, so float scales stay float32 too.
     """
-    pinned = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
-    model._keep_in_fp32_modules_strict = [name for name in pinned if name != "_scale"]  # type: ignore[assignment]
+    for module in model.modules():
+        if pinned := getattr(module, "_keep_in_fp32_modules_strict", None):
+            module._keep_in_fp32_modules_strict = {name for name in pinned if name != "_scale"}  # type: ignore[assignment]
 
 
 def _store(module: nn.Module, name: str, values: torch.Tensor) -> None:
