@@ -43,6 +43,7 @@ def adapt(
     """
     from porter.adaptation import adapt as run
     from porter.errors import PorterError
+    from porter.plan_schemes import ported_as
 
     if check is not None:
         from porter.cli.ascend_v1 import check_command
@@ -71,12 +72,12 @@ def adapt(
         )
     if written_as != "porter":
         raise PorterError(f"--format {written_as}: is not written; choose porter or ascend-v1")
-    storage = _planned_storage(target, plan, scheme, tp, ep)
+    planned = _plans_cards(target, plan, tp, ep)
     with conversion() as converted:
         port = run(
             model,
             target,
-            scheme=storage.port_as if storage else scheme,
+            scheme=ported_as(scheme) if planned else scheme,
             dtype=dtype,
             output=output,
             weights=weights,
@@ -96,17 +97,18 @@ def adapt(
         "unproven": port.source.proof.skipped,
         "output": str(port.directory) if port.directory else None,
     }
-    if plan and port.chip.device == "npu":
-        from porter.plan_deployment import deployment_of
+    if planned:
+        from porter.plan_deployment import plan_deployment
+        from porter.plan_memory import Load
 
         say("planning its cards ...")
-        result["deployment"] = deployment_of(port, storage, context, batch, tp, ep).to_json()
+        result["deployment"] = plan_deployment(port, scheme, Load(context, batch), tp, ep).to_json()
     emit(result, json_output, lambda console: _render(console, result))
     return 0 if not result.get("deployment") or result["deployment"]["possible"] else 1
 
 
-def _planned_storage(target: str, plan: bool, scheme: str | None, tp: int | None, ep: int | None) -> Any:
-    """The scheme of a plan for Ascend, which may be one that porter does not convert to; None for anything else."""
+def _plans_cards(target: str, plan: bool, tp: int | None, ep: int | None) -> bool:
+    """Whether the cards of a port to Ascend are to be planned. Raises PorterError where sizes are given for naught."""
     from porter.chips.catalogue import load_catalogue
     from porter.errors import PorterError
 
@@ -115,11 +117,7 @@ def _planned_storage(target: str, plan: bool, scheme: str | None, tp: int | None
         raise PorterError(
             "--tp and --ep: only plans for Ascend have them (--target ascend --plan); ports run on one card"
         )
-    if not planned or scheme is None:
-        return None
-    from porter.plan_schemes import storage_named
-
-    return storage_named(scheme)
+    return planned
 
 
 def _render(console: Console, result: dict[str, Any]) -> None:

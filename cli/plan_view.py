@@ -15,6 +15,7 @@ GIGA = {"bytes": (1e9, "GB"), "operations": (1e12, "T"), "ms": (1.0, "ms")}
 def print_port(console: Console, result: dict[str, Any]) -> None:
     """Classes, Ops and proof of a port, its weights and its memory-bound limit on one device."""
     plan = result["plan"]
+    deployment = result.get("deployment")
     console.print(f"{plan['model_type']} on {plan['chip']}, scheme {plan['scheme']}")
     table = Table("class", "rewrite", "variant", "float64 error")
     for row in plan["ported"]:
@@ -22,7 +23,7 @@ def print_port(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     for name, reason in plan["left"].items():
         console.print(f"left as upstream: {name} ({reason})", markup=False)
-    if not result.get("deployment"):
+    if not deployment:
         ops = Table("op", "variant", "provider", "evidence", "refused")
         for op in plan["ops"]:
             ops.add_row(op["op"], op["variant"], op["provider"], op["evidence"], "; ".join(op["refused"]))
@@ -31,8 +32,8 @@ def print_port(console: Console, result: dict[str, Any]) -> None:
     console.print(f"float64 proof of the whole model at reduced width: {proof}")
     for part, reason in result["unproven"].items():
         console.print(f"not proven: {part}, which upstream itself cannot run ({reason})", markup=False)
-    if result.get("deployment"):
-        print_deployment(console, result["deployment"])
+    if deployment:
+        print_deployment(console, deployment)
         return
     console.print(
         f"{plan['parameters']:,} parameters, {plan['weight_bytes'] / 1e9:.3g} GB of weights, "

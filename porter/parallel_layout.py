@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from porter.errors import PorterError
+from porter.kernels.reference.experts_w4a8 import scale_groups
 from porter.models.auto_class import text_config
 
 EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -164,19 +165,24 @@ def local_model(model_class: type[nn.Module], config: Any, layout: Layout) -> nn
         names = dict(module.named_parameters(recurse=False))
         if not {"gate_up_proj", "down_proj"} <= names.keys():
             continue
-        experts, hidden = names["down_proj"].shape[0] // layout.ep, names["down_proj"].shape[1]
+        experts, hidden = names["down_proj"].shape[0] // layout.ep, text_config(config).hidden_size
         inner = (width or names["down_proj"].shape[2]) // layout.expert_tp
-        shapes = {
-            "gate_up_proj": (experts, 2 * inner, hidden),
-            "down_proj": (experts, hidden, inner),
-            "gate_up_proj_scale": (experts, 2 * inner),
-            "down_proj_scale": (experts, hidden),
-        }
-        for name, shape in shapes.items():
+        packed = "gate_up_proj_scale_bias" in names
+        for name, shape in _expert_shapes(experts, hidden, inner, packed).items():
             if name in names:
                 empty = torch.empty(shape, dtype=names[name].dtype, device="meta")
                 setattr(module, name, nn.Parameter(empty, requires_grad=False))
     return model
+
+
+def _expert_shapes(experts: int, hidden: int, inner: int, packed: bool) -> dict[str, tuple[int, ...]]:
+    """The parameters of a stack of experts; packed are int4 codes, two outputs a byte (experts/w4a8)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+        shapes[name] = (experts, inputs, outputs // 2) if packed else (experts, outputs, inputs)
+        shapes[f"{name}_scale"] = (experts, scale_groups(inputs), outputs) if packed else (experts, outputs)
+        shapes[f"{name}_scale_bias"] = (experts, outputs)
+    return shapes
 
 
 def held(whole: nn.Module, local: nn.Module) -> tuple[Held, ...]:

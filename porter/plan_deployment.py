@@ -26,13 +26,10 @@ from porter.plan_constraints import Constraint, Subject, constraints
 from porter.plan_memory import RESERVE, Load, Stored, Worked, cache, stored, weights_by_kind, workspace
 from porter.plan_ops import OpOnChip, observed_calls, ops_on_chip
 from porter.plan_roofline import Card, Roofline, decode_regimes
-from porter.plan_schemes import STORAGES, KernelVerdict, Storage, converts, judge, storage_named
-from porter.quantization import scheme_named
-from porter.quantized_modules import quantized_modules
+from porter.plan_schemes import PLANNED, KernelVerdict, Storage, judge, storage_of
+from porter.quantization import ALIASES, SCHEMES, scheme_named
 
 MOST_CARDS = 512
-INT8 = "w8a8"
-"""The scheme that names every module which any scheme of fewer bits takes."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,11 @@ class Planner:
         self.config = copy.deepcopy(port.config)
         self.config.porter = {**port.config.porter, "quantized": {}}
         self.width = port.dtype.itemsize
-        self.quantized = quantized_modules(port.source, self.config, scheme_named(INT8))
         self.whole = self._model(Layout(1, 1))
         self.memory = port.chip.memory_bytes()
+        self.experts = bool(experts_of(self.config))
         self._shares: dict[Layout, tuple[tuple[Held, ...], int]] = {}
+        self._storages: dict[str, Storage] = {}
 
     def _model(self, layout: Layout) -> nn.Module:
         return local_model(self.model_class, self.config, layout)
@@ -147,14 +145,19 @@ class Planner:
             self._shares[layout] = held(self.whole, local), state_bytes(local, self.width)
         return self._shares[layout]
 
+    def storage(self, name: str) -> Storage:
+        """The scheme `name` of this model. Raises PorterError where it does not apply to it."""
+        if name not in self._storages:
+            self._storages[name] = storage_of(name, self.port.source, self.config)
+        return self._storages[name]
+
     def card(self, storage: Storage, layout: Layout) -> CardPlan:
         """The layout, judged. Raises Refusal where it does not divide the model."""
         if faults := undividable(self.config, layout):
             raise Refusal(f"--tp {layout.tp} --ep {layout.ep}: does not divide the model: {'; '.join(faults)}")
         share, state = self._share(layout)
         chip, local, load = self.port.chip, local_config(self.config, layout), self.load
-        head = "lm_head" if any(row.kind == "output head" for row in share) else None
-        rows = stored(share, storage, self.quantized if storage.name not in ("bf16", "fp32") else {}, chip, head)
+        rows = stored(share, storage, chip)
         subject = Subject(self.config, local, layout, chip, load, rows, storage.name)
         card = Card(self.config, local, layout, chip, rows, state, self.width)
         return CardPlan(
@@ -186,18 +189,22 @@ class Planner:
         return None
 
     def alternatives(self) -> tuple[Alternative, ...]:
-        """Every scheme on this chip. A scheme that falls back holds its weights in bfloat16."""
-        found, experts = [], bool(experts_of(self.config))
-        for storage in STORAGES.values():
-            if storage.name == "fp32":
+        """Every scheme that applies to the model, on this chip; one that falls back holds its weights in bfloat16."""
+        found = []
+        for name in (*SCHEMES, *PLANNED):
+            try:
+                storage = self.storage(name)
+            except PorterError:
+                continue
+            if name == "fp32":
                 continue
             plan = self.smallest(storage)
-            kernels = judge(storage, self.port.chip, experts)
+            kernels = judge(storage, self.port.chip, self.experts)
             sizes: tuple[Any, ...] = (None, None, None, None, None)
             if plan is not None:
                 layout, weights = plan.layout, sum(w.value for w in plan.weights)
                 sizes = (layout.cards, layout.tp, layout.ep, weights, plan.roofline[-2].tokens_per_second)
-            found.append(Alternative(storage.name, storage.says, kernels, converts(storage.name), *sizes))
+            found.append(Alternative(storage.name, storage.says, kernels, name in SCHEMES, *sizes))
         return tuple(found)
 
 
@@ -207,24 +214,29 @@ def _decodes(plan: CardPlan) -> tuple[float, int]:
 
 
 def plan_deployment(
-    port: Port, storage: Storage, load: Load, tp: int | None = None, ep: int | None = None
+    port: Port, scheme: str | None, load: Load, tp: int | None = None, ep: int | None = None
 ) -> Deployment:
-    """The plan of `port`, which was made in `storage.port_as`, for `load`; without sizes, on the fewest cards.
+    """The plan of `port`, made in `ported_as(scheme)`, for `load`; without sizes on the fewest cards, without a scheme
+    in the port's own.
 
-    Raises PorterError for sizes that contradict each other or the model, and Refusal where no number of cards up to
-    MOST_CARDS holds the model.
+    Raises PorterError for sizes or a load that contradict each other or the model, and Refusal where no number of cards
+    up to MOST_CARDS holds the model.
     """
+    for name, value in (("--context", load.context), ("--batch", load.batch)):
+        if value < 1:
+            raise PorterError(f"{name} {value}: must be at least 1")
     planner = Planner(port, load)
+    storage = planner.storage(ALIASES.get(scheme, scheme) if scheme else port.scheme)
     if tp is None and ep is None:
         card = planner.smallest(storage)
         if card is None:
             raise Refusal(f"{port.reference.name}: does not fit {MOST_CARDS} cards of {port.chip.name} in {storage.name}")
         why = _why(planner, storage, card)
     else:
-        card = planner.card(storage, checked_layout(port.config, tp or 1, ep or 1))
+        card = planner.card(storage, checked_layout(port.config, *(1 if size is None else size for size in (tp, ep))))
         why = "as given by --tp and --ep"
-    scheme = scheme_named(storage.port_as)
-    calls = observed_calls(port.source, planner.config, scheme, port.dtype, card.layout, load)
+    made = scheme_named(storage.port_as)
+    calls = observed_calls(port.source, planner.config, made, port.dtype, card.layout, load)
     return Deployment(
         model_type=port.family.model_type,
         chip=port.chip.name,
@@ -232,7 +244,7 @@ def plan_deployment(
         load=load,
         card=card,
         why=why,
-        kernels=judge(storage, port.chip, bool(experts_of(port.config))),
+        kernels=judge(storage, port.chip, planner.experts),
         alternatives=planner.alternatives(),
         ops=ops_on_chip(calls, port.chip),
         ops_scheme=storage.port_as,
@@ -254,15 +266,3 @@ def _why(planner: Planner, storage: Storage, card: CardPlan) -> str:
     return said
 
 
-
-def deployment_of(
-    port: Port, storage: Storage | None, context: int, batch: int, tp: int | None = None, ep: int | None = None
-) -> Deployment:
-    """`plan_deployment` of `batch` sequences of `context` tokens; without a storage, in the port's own scheme.
-
-    Raises PorterError for a context or batch below 1.
-    """
-    for name, value in (("--context", context), ("--batch", batch)):
-        if value < 1:
-            raise PorterError(f"{name} {value}: must be at least 1")
-    return plan_deployment(port, storage or storage_named(port.scheme), Load(context, batch), tp, ep)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from porter.kernels.ascend.catalogue.vendor_op import A2, A3
 from porter.models.auto_class import text_config
 from porter.parallel_layout import Held, Layout, experts_of
 from porter.plan import EXPERTS_CHOSEN, kv_bytes_per_token
-from porter.plan_schemes import BF16, FORMATS, Format, Storage, held_as
+from porter.plan_schemes import Format, Storage, held_as
 
 RESERVE = 0.10
 """Share of a card's memory that is left to the driver, the framework and fragmentation: what vLLM leaves by default."""
@@ -57,18 +57,12 @@ class Stored:
         return self.form.bytes_of(self.held)
 
 
-def stored(
-    rows: Sequence[Held], storage: Storage, quantized: Mapping[str, str], chip: Chip, head: str | None
-) -> tuple[Stored, ...]:
-    """Each kind of parameter with its format. `quantized` names the modules that the scheme takes, `head` the output
-    embedding; all others stay in bfloat16 (float32 in fp32)."""
-    plain = FORMATS["float32"] if storage.name == "fp32" else BF16
+def stored(rows: Sequence[Held], storage: Storage, chip: Chip) -> tuple[Stored, ...]:
+    """Each kind of parameter with its format: vectors are never quantized."""
     found = []
     for row in rows:
-        form = plain
-        if row.module in quantized and len(row.whole) > 1:
-            chosen = storage.head if row.module == head else storage.linear
-            form = FORMATS[storage.experts if row.kind == "routed experts" else chosen]
+        taken = len(row.whole) > 1 and row.module in storage.formats
+        form = storage.formats[row.module] if taken else storage.plain
         found.append(Stored(row, held_as(form, chip), form))
     return tuple(found)
 
@@ -185,8 +179,8 @@ def _dispatch_buffer(text: Any, experts: int, layout: Layout, load: Load, chip: 
         need = 2 * (rows * layout.ep * min(local, chosen) * hidden * 2 + 2 * 2**20)
         formula = f"2 x ({rows} tokens x {layout.ep} x min({local}, {chosen}) x {hidden} x 2 B + 2 MiB)"
     remark = "" if chip.name in (A2, A3) else ", by the formula of the 910B: none is published for this chip"
-    text_ = f"max({formula}, 200 MB); HCCL_BUFFSIZE's default at least{remark}"
-    return Worked("buffer of the EP domain", max(need, HCCL_BUFFER), "bytes", text_)
+    worked = f"max({formula}, 200 MB); HCCL_BUFFSIZE's default at least{remark}"
+    return Worked("buffer of the EP domain", max(need, HCCL_BUFFER), "bytes", worked)
 
 
 def _up(value: int, to: int) -> int:

@@ -60,15 +60,18 @@ class OpOnChip:
     sites: int
 
 
-class Observer:
-    """Stands in a model's attribute for an OpCall, which it calls and reports."""
+class Observer(OpCall):
+    """An OpCall that notes the arguments of its calls in `seen` while it has a `regime`."""
 
     def __init__(self, call: OpCall, site: str, seen: list[Observed]) -> None:
-        self.call, self.site, self.seen, self.regime = call, site, seen, ""
+        super().__init__(call.name, call.variant, call.registry)
+        self.site, self.seen, self.regime = site, seen, ""
 
     def __call__(self, *arguments: Any) -> Any:
-        self.seen.append(Observed(self.site, self.call.name, self.call.variant, self.regime, arguments))
-        return self.call(*arguments)
+        """The Op's outputs."""
+        if self.regime:
+            self.seen.append(Observed(self.site, self.name, self.variant, self.regime, arguments))
+        return super().__call__(*arguments)
 
 
 def observe(model: nn.Module, seen: list[Observed]) -> list[Observer]:
@@ -113,7 +116,7 @@ def observed_calls(
         shallow.porter["quantized"] = quantized_modules(source, shallow, scheme)
     model = local_model(source.model_class(), shallow, layout).eval()
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not name.endswith("_scale"):
+        if parameter.is_floating_point() and "scale" not in name.rpartition(".")[2]:
             parameter.data = parameter.data.to(dtype)
     seen: list[Observed] = []
     observers = observe(model, seen)
@@ -124,7 +127,7 @@ def observed_calls(
         _forward(model, sequences, load.context, cache)
         with _regime(observers, "decode"):
             _forward(model, sequences, 1, cache)
-    return [call for call in seen if call.regime]
+    return seen
 
 
 def _forward(model: Any, batch: int, length: int, cache: DynamicCache) -> None:

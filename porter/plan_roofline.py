@@ -150,8 +150,9 @@ def _cache_read(card: Card, load: Load, sequences: int) -> list[Worked]:
         latents *= card.width
         seen, formula = load.context * keys + top * latents, f"{load.context} x {keys} B of keys + {top} x {latents} B"
     if card.state:
-        seen, formula = seen + 2 * card.state, f"{formula} + 2 x {card.state} B of states, read and written"
-    return [Worked("cache read", sequences * seen, "bytes", f"{sequences} sequences x ({formula})")]
+        seen, formula = seen + 2 * card.state, f"{formula} + 2 x {card.state} B of states"
+    worked = f"{sequences} sequences x ({formula})" + ("; states are read and written" if card.state else "")
+    return [Worked("cache read", sequences * seen, "bytes", worked)]
 
 
 def _operations(card: Card, tokens: int, everywhere: int, head: bool = True) -> list[tuple[str, Worked]]:

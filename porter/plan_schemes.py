@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from porter.chips.catalogue import Chip
 from porter.errors import PorterError
 from porter.kernels.ascend.catalogue.table import catalogue
 from porter.kernels.ascend.catalogue.vendor_op import A5
-from porter.parallel_layout import Held
-from porter.quantization import ALIASES, SCHEMES
+from porter.kernels.reference.experts_w4a8 import scale_groups
+from porter.models.port import PortedSource
+from porter.parallel_layout import Held, kind_of
+from porter.quantization import ALIASES, SCHEMES, scheme_named
+from porter.quantized_modules import quantized_modules
 
 Verdict = Literal["native", "fallback", "undocumented"]
 
 
+def _ones(inputs: int) -> int:
+    return 1
+
+
+def _by_32(inputs: int) -> int:
+    return -(-inputs // 32)
+
+
 @dataclass(frozen=True)
 class Format:
-    """Weights stored in `bits` each, with `row_bits` more per output row and `group_bits` per `group` along the input.
+    """Weights stored in `bits` each, with `row_bits` more per output row, `group_bits` for each of the `groups` along a
+    row's inputs, and `each_bits` per weight tensor.
 
     `dtype` is what the chip must know, `peak` the dtype of the chip's products, `operators` the vendor's operators that
-    multiply by them: of linears, and of stacked experts.
+    multiply by them: of linears, and of stacked experts. `called` says where public code calls these with this format
+    on a chip that no page lists, by chip.
     """
 
     name: str
@@ -31,51 +44,89 @@ class Format:
     peak: str
     operators: tuple[tuple[str, ...], tuple[str, ...]]
     row_bits: int = 0
-    group: int = 0
     group_bits: int = 0
+    groups: Callable[[int], int] = _ones
+    each_bits: int = 0
     called: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Where public code calls the operators with this format on a chip that no page lists, by chip."""
 
     def bytes_of(self, row: Held) -> float:
         """Bytes on one card of a weight and its scales."""
-        *_, outputs, inputs = row.local if len(row.local) > 1 else (1, *row.local)
-        rows = row.elements / inputs
-        groups = -(-inputs // self.group) if self.group else 0
-        return (row.elements * self.bits + rows * (self.row_bits + groups * self.group_bits)) / 8
+        inputs = row.local[-1]
+        per_row = self.row_bits + self.groups(inputs) * self.group_bits
+        return (row.elements * self.bits + row.elements // inputs * per_row + row.layers * self.each_bits) / 8
 
     def arithmetic(self, row: Held) -> str:
         """`bytes_of` as a formula with its numbers."""
-        shape = " x ".join(map(str, row.local))
-        text = f"{row.layers} x {shape} x {self.bits / 8:g} B"
-        if self.row_bits:
-            text += f" + {row.layers} x {' x '.join(map(str, row.local[:-1]))} rows x {self.row_bits // 8} B"
-        if self.group_bits:
-            groups = -(-row.local[-1] // self.group)
-            text += f" + {row.layers} x {' x '.join(map(str, row.local[:-1]))} rows x {groups} groups x {self.group_bits // 8} B"
-        return text
+        rows = " x ".join(map(str, (row.layers, *row.local[:-1])))
+        text = f"{rows} x {row.local[-1]} x {self.bits / 8:g} B"
+        per_row = self.row_bits + self.groups(row.local[-1]) * self.group_bits
+        if per_row:
+            text += f" + {rows} rows x {per_row / 8:g} B"
+        return text + (f" + {row.layers} x {self.each_bits // 8} B" if self.each_bits else "")
 
 
 def _called(method: str) -> Mapping[str, str]:
     return {A5: f"vllm-ascend, quantization/methods/{method}.py"}
 
 
-MATMUL, GROUPED = ("npu_quant_matmul",), ("npu_grouped_matmul",)
-PRODUCTS = MATMUL, GROUPED
-QUANTIZED = ("npu_dynamic_quant", *MATMUL), ("npu_dynamic_quant", *GROUPED)
+MATMUL, GROUPED, DYNAMIC = ("npu_quant_matmul",), ("npu_grouped_matmul",), ("npu_dynamic_quant",)
+WEIGHT_ONLY = ("npu_weight_quant_batchmatmul",)
+QUANTIZED = (*DYNAMIC, *MATMUL), (*DYNAMIC, *GROUPED)
 BF16 = Format("bfloat16", "bfloat16", 16, "bfloat16", ((), GROUPED))
-FORMATS: Mapping[str, Format] = MappingProxyType(
+FP32 = Format("float32", "float32", 32, "float32", ((), GROUPED))
+INT8 = Format("int8", "int8", 8, "int8", QUANTIZED, row_bits=32)
+# Beside the row's scale, quant_bias; an input scale and offset for all rows.
+STATIC_INT8 = Format(
+    "int8 static", "int8", 8, "int8", (("npu_quantize", *MATMUL), GROUPED), row_bits=64, each_bits=40
+)
+INT8_WEIGHTS = Format("int8 weight-only", "int8", 8, "bfloat16", (WEIGHT_ONLY, GROUPED), row_bits=32)
+# A scale of 64 bits per group, and scale_bias of 32 per row: experts_w4a8's layout.
+INT4 = Format("int4", "int4", 4, "int8", QUANTIZED, row_bits=32, group_bits=64, groups=scale_groups)
+FP8 = Format(
+    "float8_e4m3fn",
+    "float8_e4m3fn",
+    8,
+    "float8_e4m3fn",
+    (MATMUL, GROUPED),
+    row_bits=32,
+    called=_called("w8a8fp8_dynamic"),
+)
+MXFP8 = Format(
+    "mxfp8",
+    "mxfp8",
+    8,
+    "float8_e4m3fn",
+    (MATMUL, GROUPED),
+    group_bits=8,
+    groups=_by_32,
+    called=_called("w8a8_mxfp8"),
+)
+MXFP4 = Format(
+    "mxfp4", "mxfp4", 4, "mxfp4", (MATMUL, GROUPED), group_bits=8, groups=_by_32, called=_called("w4a4_mxfp4")
+)
+
+OF_MODULE: Mapping[str, Format] = MappingProxyType(
+    {"fp32": FP32, "bf16": BF16, "w8a16": INT8_WEIGHTS, "w8a8": INT8, "w8a8_static": STATIC_INT8, "w4a8": INT4}
+)
+"""What porter makes of a module, and the format of its weight then."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A scheme that is planned and not converted to: `form` is that of every module which int8 takes but the head."""
+
+    name: str
+    says: str
+    form: Format
+
+
+PLANNED: Mapping[str, Planned] = MappingProxyType(
     {
-        f.name: f
-        for f in (
-            BF16,
-            Format("float32", "float32", 32, "float32", ((), GROUPED)),
-            Format("int8", "int8", 8, "int8", QUANTIZED, row_bits=32),
-            Format("int8 weight-only", "int8", 8, "bfloat16", (("npu_weight_quant_batchmatmul",), GROUPED), row_bits=32),
-            # AscendV1: the scale's bits widened to 64, and scale_bias float32, per output row.
-            Format("int4", "int4", 4, "int8", QUANTIZED, row_bits=96),
-            Format("float8_e4m3fn", "float8_e4m3fn", 8, "float8_e4m3fn", PRODUCTS, row_bits=32, called=_called("w8a8fp8_dynamic")),
-            Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", PRODUCTS, group=32, group_bits=8, called=_called("w8a8_mxfp8")),
-            Format("mxfp4", "mxfp4", 4, "mxfp4", PRODUCTS, group=32, group_bits=8, called=_called("w4a4_mxfp4")),
+        p.name: p
+        for p in (
+            Planned("fp8", "float8_e4m3fn weights and activations", FP8),
+            Planned("mxfp8", "mxfp8 weights and activations, groups of 32", MXFP8),
+            Planned("mxfp4", "mxfp4 weights and activations, groups of 32", MXFP4),
         )
     }
 )
@@ -83,35 +134,17 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A scheme as a plan counts it: the formats of quantized linears, of routed experts and of the output head.
+    """A scheme as a plan counts it: the format of each module that it takes, by name; all else has `plain`.
 
     `port_as` is the scheme that porter converts to today; where it is another, the plan is of memory and arithmetic
     alone.
     """
 
     name: str
-    linear: str
-    experts: str
-    head: str
-    port_as: str
     says: str
-
-
-STORAGES: Mapping[str, Storage] = MappingProxyType(
-    {
-        s.name: s
-        for s in (
-            Storage("fp32", "float32", "float32", "float32", "fp32", "float32 throughout"),
-            Storage("bf16", "bfloat16", "bfloat16", "bfloat16", "bf16", "bfloat16 throughout"),
-            Storage("w8a16", *["int8 weight-only"] * 3, "w8a16", "int8 weights, activations as they are"),
-            Storage("w8a8", "int8", "int8", "int8 weight-only", "w8a8", "int8 weights, int8 activations per token"),
-            Storage("w4a8", "int8", "int4", "bfloat16", "w8a8", "int4 routed experts, the other linears as w8a8"),
-            Storage("fp8", "float8_e4m3fn", "float8_e4m3fn", "bfloat16", "bf16", "float8_e4m3fn weights and activations"),
-            Storage("mxfp8", "mxfp8", "mxfp8", "bfloat16", "bf16", "mxfp8 weights and activations, groups of 32"),
-            Storage("mxfp4", "mxfp4", "mxfp4", "bfloat16", "bf16", "mxfp4 weights and activations, groups of 32"),
-        )
-    }
-)
+    port_as: str
+    plain: Format
+    formats: Mapping[str, Format]
 
 
 @dataclass(frozen=True)
@@ -125,34 +158,49 @@ class KernelVerdict:
     why: str
 
 
-def storage_named(name: str) -> Storage:
-    """The scheme of that name or alias. Raises PorterError naming those that can be planned."""
+def ported_as(name: str | None) -> str | None:
+    """The scheme in which a port is made that is to be planned in scheme `name`. Raises PorterError for an unknown one."""
+    if name is None:
+        return None
     wanted = ALIASES.get(name, name)
-    storage, scheme = STORAGES.get(wanted), SCHEMES.get(wanted)
-    if storage is None and scheme is None:
-        known = ", ".join(dict.fromkeys((*STORAGES, *SCHEMES)))
-        raise PorterError(f"--scheme {name}: is not known; choose one of {known}")
-    if storage is None and scheme is not None:
-        form = "int8" if scheme.activation == "int8" else "int8 weight-only"
-        return Storage(wanted, form, form, "int8 weight-only", wanted, scheme.description)
-    assert storage is not None
-    return replace(storage, port_as=wanted) if scheme is not None else storage
+    if wanted not in SCHEMES and wanted not in PLANNED:
+        raise PorterError(f"--scheme {name}: is not known; choose one of {', '.join((*SCHEMES, *PLANNED))}")
+    return "bf16" if wanted in PLANNED else wanted
 
 
-def converts(name: str) -> bool:
-    """Whether porter writes that scheme, not only plans it."""
-    return name in SCHEMES
+def storage_of(name: str, source: PortedSource, config: Any) -> Storage:
+    """The scheme `name` of a model whose `config` names no quantized modules.
+
+    Raises PorterError where porter's own scheme does not apply to the model.
+    """
+    planned = PLANNED.get(name)
+    if planned is None:
+        scheme = scheme_named(name)
+        modules = quantized_modules(source, config, scheme)
+        plain = FP32 if scheme.name == "fp32" else BF16
+        formats = {module: OF_MODULE[made] for module, made in modules.items()}
+        return Storage(scheme.name, scheme.description, scheme.name, plain, formats)
+    modules = quantized_modules(source, config, scheme_named("w8a8"))
+    formats = {module: planned.form for module, made in modules.items() if made == "w8a8"}
+    return Storage(name, planned.says, "bf16", BF16, formats)
 
 
 def judge(storage: Storage, chip: Chip, experts: bool) -> tuple[KernelVerdict, ...]:
-    """The verdict on the scheme's linears and, where the model has `experts`, on those."""
-    uses = [("linears", FORMATS[storage.linear], 0), *([("experts", FORMATS[storage.experts], 1)] if experts else [])]
-    return tuple(_judged(use, form, form.operators[index], chip) for use, form, index in uses)
+    """The verdict on each format of the scheme's modules; where it takes none, on the products in the plain format of
+    linears and, where the model has `experts`, of those."""
+    found = {}
+    for module, form in storage.formats.items():
+        use = "experts" if kind_of(f"{module}.weight") == "routed experts" else "linears"
+        found[use, form.name] = _judged(use, form, chip)
+    if not found:
+        found = {(use, "bfloat16"): _judged(use, storage.plain, chip) for use in ("linears", *["experts"] * experts)}
+    return tuple(found.values())
 
 
-def _judged(use: str, form: Format, operators: tuple[str, ...], chip: Chip) -> KernelVerdict:
+def _judged(use: str, form: Format, chip: Chip) -> KernelVerdict:
+    operators = form.operators[use == "experts"]
     if form.dtype not in chip.dtypes:
-        why = f"{chip.name} has no {form.dtype} ({chip.source}): the weights are held in bfloat16 and multiplied so"
+        why = f"{chip.name} has no {form.dtype}: the weights are held in bfloat16 and multiplied so"
         return KernelVerdict(form.name, use, "fallback", why)
     if not operators:
         return KernelVerdict(form.name, use, "native", "the chip's own matrix product")
