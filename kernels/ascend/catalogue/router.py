@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, VendorOp
 
 PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 ACLNN = "cann ops-transformer moe/moe_gating_top_k/docs/"
@@ -140,12 +140,19 @@ OPS = (
     VendorOp(
         name="npu_moe_gating_top_k_softmax",
         schema="(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)",
-        page=PAGES + "torch_npu-npu_moe_gating_top_k_softmax.md",
-        chips=(A2, A3),
+        page=f"{PAGES}torch_npu-npu_moe_gating_top_k_softmax.md; chips 950 and 310P: cann ops-transformer "
+        "moe/moe_gating_top_k_softmax/docs/aclnnMoeGatingTopKSoftmax.md; 310P's 1024 rows: vllm-ascend PR 11391",
+        chips=(A2, A3, A5, I310P),
         outputs=_softmax,
-        rules=_SOFTMAX_RULES,
+        rules=(
+            *_SOFTMAX_RULES,
+            size("x", 1, f"at most {MOST_EXPERTS}", lambda n: n <= MOST_EXPERTS, chips=(A5,)),
+            dtypes("x", "f16", chips=(I310P,)),
+            size("x", 1, "a multiple of 16 to 256", lambda n: n % 16 == 0 and n <= 256, chips=(I310P,)),
+            size("x", 0, "at most 1024, above which the operator overflows", lambda n: n <= 1024, chips=(I310P,)),
+        ),
         explicit=("k",),
-        note="the weights are not divided by their sum; the third result counts rows column by column",
+        note="the weights are not divided by their sum; the third result counts rows column by column (0 on 310P)",
     ),
     VendorOp(
         name="npu_moe_gating_top_k_softmax_v2",

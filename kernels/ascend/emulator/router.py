@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.catalogue.vendor_op import I310P, Call
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -53,7 +53,7 @@ def npu_moe_gating_top_k_softmax(call: Call) -> Three:
     scores = x.float().softmax(dim=-1)
     experts = _ordered(scores)[:, :k]
     rows = torch.arange(x.shape[0] * k, dtype=torch.int32).view(k, x.shape[0]).T.contiguous()
-    return scores.gather(1, experts).to(x.dtype), experts.int(), rows
+    return scores.gather(1, experts).to(x.dtype), experts.int(), rows * (call.chip != I310P)
 
 
 def npu_moe_gating_top_k_softmax_v2(call: Call) -> Three:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, I310P, VendorRefusal
+from porter.kernels.ascend.catalogue.vendor_op import A2, A5, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.ascend.router import router_grouped_sigmoid, router_softmax
@@ -203,7 +203,15 @@ def test_bfloat16_logits_choose_other_experts_where_the_kernel_does_not() -> Non
     assert not torch.equal(others, exact)
 
 
-def test_routers_are_refused_where_the_chip_has_no_operator() -> None:
+def test_what_the_chips_refuse() -> None:
     arguments = (torch.zeros(2, 8), torch.zeros(6, 8), 2, True)
+    assert AscendProvider().calls("router", "softmax", A5, arguments)[0] is None
     reason, _ = AscendProvider().calls("router", "softmax", I310P, arguments)
+    assert reason is not None and "needs x as f16; x is float32[2, 6]" in reason
+    reason, _ = AscendProvider().calls("router", "grouped_softmax", I310P, (*arguments[:3], 1, 1, 1.0))
     assert reason is not None and "is not documented for ascend-310p" in reason
+    with emulated_npu(I310P):
+        assert not npu().npu_moe_gating_top_k_softmax(logits(1024, 32).half(), None, k=2)[2].any()
+        for rows, experts in ((1025, 32), (4, 24), (4, 272)):
+            with pytest.raises(VendorRefusal, match="at most 1024|a multiple of 16 to 256"):
+                npu().npu_moe_gating_top_k_softmax(logits(rows, experts).half(), None, k=2)
