@@ -213,5 +213,5 @@ def test_what_the_chips_refuse() -> None:
     with emulated_npu(I310P):
         assert not npu().npu_moe_gating_top_k_softmax(logits(1024, 32).half(), None, k=2)[2].any()
         for rows, experts in ((1025, 32), (4, 24), (4, 272)):
-            with pytest.raises(VendorRefusal, match="at most 1024|a multiple of 16 to 256"):
+            with pytest.raises(VendorRefusal, match=r"at most 1024|a multiple of 16 to 256"):
                 npu().npu_moe_gating_top_k_softmax(logits(rows, experts).half(), None, k=2)
