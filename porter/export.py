@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
-from porter import __version__
 from porter.activation_range import Range
 from porter.adaptation import Port, refuse_occupied
 from porter.calibration import CALIBRATION_FILE
@@ -23,8 +21,10 @@ from porter.checkpoint.writer import CheckpointWriter, TensorPlan
 from porter.code_bundle import native_sources, python_files, relative_imports
 from porter.correspondence import Correspondence
 from porter.errors import PorterError
+from porter.export_readme import readme_of
+from porter.export_records import certificate_of, manifest_of
 from porter.fp8_blocks import Fp8Blocks, block_size
-from porter.integrity import CONFIG, text_digest, weight_record
+from porter.integrity import CONFIG, weight_record
 from porter.kernels.dispatch import op_calls
 from porter.models.generated import own_package
 from porter.models.modelling_source import upstream_diff
@@ -232,9 +232,9 @@ def _write_files(
             shutil.copyfile(weights / name, directory / name)
     if port.calibration is not None:
         (directory / CALIBRATION_FILE).write_text(json.dumps(port.calibration.to_json(), indent=1) + "\n")
-    (directory / "README.md").write_text(_readme(port), encoding="utf-8")
-    (directory / "port.json").write_text(json.dumps(_manifest(port, files, digests, written), indent=1) + "\n")
-    (directory / "alignment.json").write_text(json.dumps(_certificate(port), indent=1) + "\n")
+    (directory / "README.md").write_text(readme_of(port), encoding="utf-8")
+    (directory / "port.json").write_text(json.dumps(manifest_of(port, files, digests, written), indent=1) + "\n")
+    (directory / "alignment.json").write_text(json.dumps(certificate_of(port), indent=1) + "\n")
 
 
 def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
@@ -248,64 +248,3 @@ def _config(port: Port, reference_only: tuple[str, ...]) -> dict[str, Any]:
     data["dtype"] = str(port.dtype).removeprefix("torch.")
     data["porter"] = {**port.config.porter, "reference_only": list(reference_only)}
     return data
-
-
-def _manifest(
-    port: Port, files: dict[str, str], digests: dict[str, str], written: dict[str, Any] | None
-) -> dict[str, Any]:
-    return {
-        "schema": "porter.port/1",
-        "source": {
-            "model": port.reference.name,
-            "module": port.source.module,
-            "own_code": bool(own_package(port.source.module)),
-            "sha256": digests,
-        },
-        "chip": port.chip.name,
-        "scheme": port.scheme,
-        "ops": [dataclasses.asdict(op) for op in port.plan.ops],
-        "fallbacks": [f"{op.op}/{op.variant}" for op in port.plan.ops if op.provider == "reference"],
-        "quantized": port.config.porter["quantized"],
-        "calibration": None if port.calibration is None else port.calibration.to_json(),
-        "correspondence": port.correspondence.to_json(),
-        "rewrites": list(port.plan.ported),
-        "near_misses": port.plan.near_misses,
-        "versions": {"porter": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        "files": {name: text_digest(text) for name, text in files.items()},
-        "weights": written,
-    }
-
-
-def _certificate(port: Port) -> dict[str, Any]:
-    """What is known before an alignment ran: the float64 proof and the kernels' checks. `certify` adds the rest."""
-    return {
-        "schema": "porter.certificate/1",
-        "proof": {"dtype": "float64", "width": "reduced", "bound": port.source.proof.bound, **port.source.proof.errors},
-        "modules": {c.name: c.error for c in port.source.classes} | _prediction_proof(port),
-        "kernels": [dataclasses.asdict(check) for check in port.checks],
-        "alignment": None,
-        "says": "proven in float64 at reduced width; run `porter align GOLDEN DIR` to compare this directory's weights",
-    }
-
-
-def _prediction_proof(port: Port) -> dict[str, float]:
-    """The proof of the prediction layer's class, where the port has one."""
-    error = port.source.prediction_error
-    return {} if port.prediction is None or error is None else {"PredictionLayer": error}
-
-
-def _readme(port: Port) -> str:
-    return f"""# {port.reference.name}, ported to {port.chip.name}
-
-```python
-from transformers import AutoTokenizer, {port.family.auto_class}
-model = {port.family.auto_class}.from_pretrained(".", trust_remote_code=True, dtype="auto")
-print(model.generate(AutoTokenizer.from_pretrained(".")("Once upon", return_tensors="pt").input_ids, max_new_tokens=32))
-```
-
-Needs torch, transformers {transformers.__version__.rsplit(".", 1)[0]} and safetensors; porter is not needed. The
-kernels are compiled at first use by the C++ compiler of the machine; without one the reference Ops in plain torch
-run instead, and say so. Scheme: {port.scheme}, computing in {str(port.dtype).removeprefix("torch.")}.
-`upstream.diff` shows what differs from transformers' own file, `port.json` which Op runs on which provider with what
-evidence.
-"""
