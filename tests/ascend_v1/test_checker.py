@@ -382,6 +382,6 @@ def test_odd_tensors_do_not_break_the_check(tensor: torch.Tensor, written: dict[
     damaged = Damaged.copy_of(written["w4a8"], tmp_path / "d")
     suffixes = ("weight", "weight_scale", "scale_bias", "weight_offset")
     for expert, suffix in enumerate(suffixes):
-        damaged.tensors[f"model.layers.1.mlp.experts.{expert}.down_proj.{suffix}"] = tensor
+        damaged.tensors[f"model.layers.1.mlp.experts.{expert}.down_proj.{suffix}"] = tensor.clone()
     named = {f.tensor.rpartition(".")[2] for f in check_directory(damaged.save()).faults}
     assert named.issuperset(suffixes)
