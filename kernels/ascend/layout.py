@@ -85,6 +85,13 @@ def lay_out(torch_npu: Any, model: torch.nn.Module, names: Sequence[str] | None 
     return chosen
 
 
+def misplaced(torch_npu: Any, model: torch.nn.Module) -> list[str]:
+    """A line "name: why" for each parameter of `model` that is in FRACTAL_NZ and must not be, whoever cast it."""
+    allowed = set(matmul_weights(model))
+    blocked = [n for n, p in model.named_parameters() if torch_npu.get_npu_format(p.data) == FRACTAL_NZ]
+    return [f"{name}: {reason}" for name in blocked if (reason := _unfit(model, name, allowed)) is not None]
+
+
 def _unfit(model: torch.nn.Module, name: str, allowed: set[str]) -> str | None:
     ops = readers(model).get(name)
     if ops is None:

@@ -16,8 +16,6 @@ BLOCK = 32
 LATENT, ROTARY = 512, 64
 """The only sizes of npu_kv_rmsnorm_rope_cache: what is normalised, what is turned."""
 PAGED = ("PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
-HEAD_DIM = 128
-"""The only head of npu_qkv_rms_norm_rope_cache."""
 
 
 def values_in_block(tensor: torch.Tensor) -> int:

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from porter.kernels.ascend.catalogue.cache import HEAD_DIM, unique_slots, values_in_block
+from porter.kernels.ascend.catalogue.cache import unique_slots, values_in_block
 from porter.kernels.ascend.catalogue.rules import dtypes, not_empty, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
 
+HEAD_DIM = 128
+"""The only size of a head."""
 FLOATS = ("qkv", "q_gamma", "k_gamma", "cos", "sin", "q_out")
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, FRACTAL_NZ, VendorRefusal
 from porter.kernels.ascend.dry_run import DryVendor
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-from porter.kernels.ascend.layout import lay_out, matmul_weights, worth_laying_out
+from porter.kernels.ascend.layout import lay_out, matmul_weights, misplaced, worth_laying_out
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.dispatch import OpCall
 from porter.models.linear import Int8Linear, Linear
@@ -147,6 +147,17 @@ def test_float_weights_are_laid_out_when_named(emulator: Emulator) -> None:
     model, vendor = Model(), sys.modules["torch_npu"]
     assert lay_out(vendor, model, ["dense.weight", "dense.weight"]) == ("dense.weight",)
     assert vendor.get_npu_format(model.dense.weight) == FRACTAL_NZ
+
+
+def test_a_convolutions_weight_that_somebody_cast_is_found(emulator: Emulator) -> None:
+    model, vendor = Model(), sys.modules["torch_npu"]
+    lay_out(vendor, model)
+    assert misplaced(vendor, model) == []
+    model.norm.weight.data = vendor.npu_format_cast(model.norm.weight.data.repeat(16, 1), FRACTAL_NZ)
+    model.conv1d.weight.data = vendor.npu_format_cast(torch.zeros(64, 16, 16, dtype=BF16), FRACTAL_NZ)
+    found = misplaced(vendor, model)
+    assert [line.split(":")[0] for line in found] == ["conv1d.weight", "norm.weight"]
+    assert "it is a parameter of Conv1d" in found[0]
 
 
 def test_a_product_over_a_weight_in_blocks_is_the_same(emulator: Emulator) -> None:
