@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.attention_masks import whole_cache
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 
 INDEX_DIM, LATENT_DIM, ROPE_DIM = 128, 512, 64
@@ -29,10 +30,12 @@ def indexer(
             f"the indexer needs a scaling above zero, which npu_lightning_indexer leaves out: {scaling}"
         )
     taken = min(top_k, key.shape[1])
+    (keys,), held = _cached(key.unsqueeze(1))
     indices: torch.Tensor = torch_npu.npu_lightning_indexer(
         _filled(query, INDEX_DIM).contiguous(),
-        _filled(key, INDEX_DIM).unsqueeze(2),
+        _filled(keys.transpose(1, 2), INDEX_DIM),
         weights.contiguous(),
+        actual_seq_lengths_key=held,
         layout_query="BSND",
         layout_key="BSND",
         sparse_count=taken,
@@ -65,6 +68,7 @@ def sparse_mla_attention(
     width = 1 << (heads - 1).bit_length()
     by_head = query_nope.transpose(0, 1).reshape(heads, -1, nope)
     absorbed = torch.bmm(by_head, per_head[:, :nope]).transpose(0, 1).reshape(batch, queries, heads, rank)
+    (latent, key_rope), held = _cached(latent, key_rope)
     latents = _filled(latent.transpose(1, 2), LATENT_DIM)
     attended: torch.Tensor = torch_npu.npu_sparse_flash_attention(
         _filled(absorbed, LATENT_DIM, width).contiguous(),
@@ -72,6 +76,7 @@ def sparse_mla_attention(
         latents,
         _visible_first(indices, queries, keys).unsqueeze(2),
         scaling,
+        actual_seq_lengths_kv=held,
         query_rope=_filled(query_rope.transpose(1, 2), ROPE_DIM, width).contiguous(),
         key_rope=_filled(key_rope.transpose(1, 2), ROPE_DIM),
         sparse_block_size=1,
@@ -89,6 +94,16 @@ def sparse_mla_attention(
 def _without_mask(what: str, attention_mask: torch.Tensor | None) -> None:
     if attention_mask is not None:
         raise VendorRefusal(f"torch_npu's {what} takes no mask: causal alone, aligned to the end")
+
+
+def _cached(*states: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """(the tensors [B, 1, T, D], None), or where they are the first T rows of longer buffers these buffers, and T for
+    each sequence: reading a buffer up to a length spares a copy of the cache at every token."""
+    buffers = None if all(s.is_contiguous() for s in states) else whole_cache(*states)
+    if buffers is None:
+        return list(states), None
+    batch, _, keys, _ = states[0].shape
+    return buffers, torch.full((batch,), keys, dtype=torch.int32, device=states[0].device)
 
 
 def _filled(states: torch.Tensor, size: int, heads: int | None = None) -> torch.Tensor:

@@ -101,8 +101,8 @@ def test_attention_is_over_the_selected_keys(
     indices = arranged(layout_query, "TND", chosen, key)["query"]
     output, maximum, total = npu().npu_sparse_flash_attention(
         given["query"],
-        given["key"].nan_to_num(),
-        given["key"].nan_to_num(),
+        given["key"],
+        given["key"],
         indices,
         0.07,
         block_table=given.get("block_table"),

@@ -102,11 +102,38 @@ def test_kernel_refuses(chip: str, name: str, arguments: tuple[Any, ...], words:
         assert words in (kernel.accepts(*arguments) or "accepted")
 
 
-def test_cache_whose_sequences_lie_apart_is_refused_not_copied(emulator: Emulator) -> None:
+def test_caches_longer_than_what_they_hold_are_read_in_place(emulator: Emulator) -> None:
+    """The rows past the length are NaN, and the vendor's operators are given the buffers themselves."""
+    seen: list[Call] = []
+    emulator.observers.append(lambda call, result: seen.append(call))
+    buffers = [torch.full((2, 1, 64, size), torch.nan, dtype=torch.bfloat16) for size in (512, 64, 128)]
+    for buffer in buffers:
+        buffer[:, :, :32] = normal(2, 1, 32, buffer.shape[-1])
+    latent, rope, keys = (buffer[:, :, :32] for buffer in buffers)
+    nope, turned, _, _, weight, _, _, scaling = real_attention(1, 32, 16, heads=2)
+    queries = (nope.expand(2, -1, -1, -1).contiguous(), turned.expand(2, -1, -1, -1).contiguous())
+    choosing = (normal(2, 1, 8, 128), keys[:, 0], normal(2, 1, 8), None, 0.1, 16)
+    indices = calls("indexer/lightning", choosing)
+    calls("sparse_mla_attention/absorbed", (*queries, latent, rope, weight, indices, None, scaling))
+    assert [call["key"].data_ptr() for call in seen] == [buffers[2].data_ptr(), buffers[0].data_ptr()]
+    assert seen[1]["key_rope"].data_ptr() == buffers[1].data_ptr()
+    assert seen[1]["actual_seq_lengths_kv"].tolist() == [32, 32]
+
+
+def calls(name: str, arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The kernel's output, after a comparison with the Op's oracle."""
+    op, kernel = default_registry().op(*name.split("/")), AscendProvider().implementation(*name.split("/"), A2)
+    assert kernel is not None
+    assert kernel.accepts(*arguments) is None
+    got: torch.Tensor = kernel.call(*arguments)
+    assert op.error(got, op.oracle(*arguments), *arguments) <= op.tolerance.relative(torch.bfloat16, *arguments)
+    return got
+
+
+def test_cache_that_is_no_buffer_is_refused_not_copied(emulator: Emulator) -> None:
     *states, weight, indices, mask, scaling = real_attention(1, 32, 16, heads=2)
-    latent, rope = normal(2, 1, 64, 512)[:, :, :32], normal(2, 1, 64, 64)[:, :, :32]
-    query = [s.expand(2, -1, -1, -1).contiguous() for s in states[:2]]
     kernel = AscendProvider().implementation("sparse_mla_attention", "absorbed", A2)
     assert kernel is not None
-    refusal = kernel.accepts(*query, latent, rope, weight, indices.expand(2, -1, -1).contiguous(), mask, scaling)
+    latent = normal(1, 1, 64, 512)[:, :, ::2]
+    refusal = kernel.accepts(*states[:2], latent, states[3], weight, indices, mask, scaling)
     assert "key, value, key_rope contiguous" in (refusal or "accepted")
