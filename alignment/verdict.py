@@ -10,7 +10,7 @@ from torch import nn
 from porter.alignment.pairing import Pairing
 from porter.alignment.report import Coverage, FirstDrift, ModuleRow, Skipped, WeightRow
 from porter.alignment.weight import JudgedWeight
-from porter.alignment.weights import SCALE_SUFFIXES
+from porter.alignment.weights import beside_codes
 
 NEEDED = 0.95
 """The share of the parameters that must have been compared for any verdict but `incomparable` or `drift`."""
@@ -85,8 +85,7 @@ def _elements_by_name(weights: Sequence[JudgedWeight]) -> Mapping[str, float]:
     for judged in weights:
         parts.setdefault(judged.weight.name, []).append(judged.row.status != "skipped")
         if judged.weight.quantized:
-            for suffix in SCALE_SUFFIXES:
-                parts[judged.weight.name + suffix] = parts[judged.weight.name]
+            parts |= dict.fromkeys(beside_codes(judged.weight.name), parts[judged.weight.name])
     return {name: sum(known) / len(known) for name, known in parts.items()}
 
 

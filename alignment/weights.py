@@ -18,6 +18,7 @@ from porter.correspondence import Correspondence
 STATIC_TENSORS = ("input_scale", "input_offset", "quant_bias")
 """Beside the weight of a linear whose input has a static scale."""
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
+BIAS_SUFFIX = "_scale_bias"
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,14 @@ class WeightPairing:
     def _codes_of(self, name: str) -> str | None:
         """The quantized weight that this tensor belongs to beside its scale: not a weight of the source's."""
         owner, _, leaf = name.rpartition(".")
-        weight = f"{owner}.weight" if leaf in STATIC_TENSORS else name.removesuffix("_scale_bias")
+        weight = f"{owner}.weight" if leaf in STATIC_TENSORS else name.removesuffix(BIAS_SUFFIX)
         return weight if weight != name and weight in self._mine.shapes else None
 
     def _beside(self, name: str) -> dict[str, Tensor]:
         """What belongs to the quantized weight `name` beside its scale, by the ends of the names."""
         owner = name.rpartition(".")[0]
         named = {leaf: f"{owner}.{leaf}" for leaf in STATIC_TENSORS} if name.endswith(".weight") else {}
-        named["scale_bias"] = f"{name}_scale_bias"
+        named["scale_bias"] = name + BIAS_SUFFIX
         return {end: self._mine[found].detach() for end, found in named.items() if found in self._mine.shapes}
 
     def _widened(self, name: str, stored: torch.dtype) -> bool:
@@ -148,6 +149,13 @@ class WeightPairing:
         """Whether the source's class insists on float32 for this vector whatever the model is cast to."""
         names: set[str] = set(getattr(self.source, "_keep_in_fp32_modules_strict", None) or ())
         return self._known.shapes[source].dim() == 1 and source.rpartition(".")[2] in names
+
+
+def beside_codes(name: str) -> list[str]:
+    """The tensors that may belong to the quantized weight `name`: its scales, and what its codes need corrected."""
+    owner = name.rpartition(".")[0]
+    static = [f"{owner}.{leaf}" for leaf in STATIC_TENSORS] if name.endswith(".weight") else []
+    return [*(name + suffix for suffix in (*SCALE_SUFFIXES, BIAS_SUFFIX)), *static]
 
 
 def _same(tensor: Tensor) -> Tensor:
