@@ -108,6 +108,18 @@ def test_bias_is_added_to_scaled_scores(npu: Any) -> None:
     assert close(got[0], attention64(query[0], key[0], value[0], SCALE, bias=bias[0])[0])
 
 
+def test_exponentials_are_rounded_before_the_second_product_and_their_sum_is_not(npu: Any) -> None:
+    query, key = torch.zeros(1, 1, 2, 16, dtype=torch.bfloat16), torch.zeros(1, 1, 2, 16, dtype=torch.bfloat16)
+    query[..., 0], key[0, 0, 1, 0] = 1.0, -1.0
+    value = torch.zeros(1, 1, 2, 16, dtype=torch.bfloat16)
+    value[0, 0, 1] = 1.0
+    got, _ = _call(npu, query, key, value, num_heads=1, num_key_value_heads=1, scale=0.4)
+    weight = torch.tensor(-0.4).exp()
+    expected = (weight.bfloat16().float() / (1 + weight)).bfloat16()
+    assert expected != (weight / (1 + weight)).bfloat16()
+    assert torch.equal(got, expected.expand_as(got))
+
+
 def test_lengths_cut_keys_and_leave_rows_undefined(npu: Any) -> None:
     query, key, value = (normal(2, 2, n, 16, seed=s) for s, n in enumerate((4, 9, 9)))
     got, _ = _call(

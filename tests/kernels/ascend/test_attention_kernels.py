@@ -11,7 +11,7 @@ from attention_formulas import normal
 from attention_runs import FUSED, FUSED2, Runs, runs_on
 
 from porter.kernels.ascend import attention_calls
-from porter.kernels.ascend.attention_masks import whole_cache
+from porter.kernels.ascend.attention_masks import as_bias, whole_cache
 from porter.kernels.ascend.attention_packed import BoundsOnHost
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P
 from porter.kernels.reference.attention import causal_mask
@@ -138,6 +138,17 @@ def test_additive_masks_are_biases(npu: Runs, dtype: torch.dtype) -> None:
         assert npu.ratio("attention/gqa", *states, bias, 128**-0.5, None) <= 1
         name = "pse" if dtype == torch.float32 else "pse_shift"
         assert npu.calls[0][name].shape == (1, 4, queries, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_biases_are_finite_and_of_every_head(dtype: torch.dtype) -> None:
+    seen = torch.tensor([[True, False, True]])[None, None]
+    infinite = torch.zeros(1, 1, 1, 3, dtype=dtype).masked_fill(~seen, -torch.inf)
+    for mask in (seen, infinite):
+        bias = as_bias(mask, 4, dtype)
+        assert bias.shape == (1, 4, 1, 3) and bias.is_contiguous() and bias.dtype == dtype
+        assert bool(bias.isfinite().all())
+        assert bias[0, 3, 0].tolist() == [0.0, torch.finfo(dtype).min, 0.0]
 
 
 def test_a_bias_that_would_be_rounded_is_refused(npu: Runs) -> None:
