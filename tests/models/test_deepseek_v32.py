@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DeepseekV32Config, DynamicCache, GlmMoeDsaConfig
+from transformers import AutoModelForCausalLM, DeepseekV32Config, DynamicCache, GlmMoeDsaConfig, StaticCache
 
 import porter
 from porter.generation import generate
@@ -89,6 +89,35 @@ def test_float64_proof(changes: dict[str, Any]) -> None:
     assert (variants["indexer"], variants["sparse_mla_attention"]) == ("half rope", "interleaved rope")
 
 
+def test_masks_are_made_only_where_causality_does_not_say_it_all(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of some chips take no mask. Of static caches the keys that are not there yet must be hidden."""
+    original, ported = pair
+    ids, masks = words(45), []
+    plain_call = OpCall.__call__
+
+    def noted(self: OpCall, *arguments: Any) -> Any:
+        if self.name == "indexer":
+            masks.append(arguments[3] is not None)
+        return plain_call(self, *arguments)
+
+    monkeypatch.setattr(OpCall, "__call__", noted)
+
+    def masked(sizes: list[int], cache: Any) -> list[bool]:
+        masks.clear()
+        got, wanted = fed(ported, ids, sizes, cache), fed(original, ids, sizes)
+        assert relative_error(got, wanted) < 1e-4
+        layers = ported.config.num_hidden_layers
+        return [any(masks[i : i + layers]) for i in range(0, len(masks), layers)]
+
+    assert masked([43, 1, 1], cache_for(ported.config, 64)) == [False, False, False]
+    assert masked([20, 25], cache_for(ported.config, 64)) == [False, True]
+    static = StaticCache(config=ported.config, max_cache_len=64)
+    assert static.is_compileable
+    assert masked([43, 1, 1], static) == [True, True, True]
+
+
 def test_glm_moe_dsa_falls_out() -> None:
     """Interleaved rope in the indexer, and layers that take the selection of a layer before."""
     config = GlmMoeDsaConfig(num_hidden_layers=4, indexer_types=["full", "shared", "full", "shared"])
@@ -106,6 +135,7 @@ def test_an_indexer_is_ported_where_its_attention_is_not_and_the_reason_is_given
     source = family_of("axk2").port(AXK2Config())
     assert "indexer" in {c.candidate.rewrite for c in source.classes} and source.proof.passed
     assert "q_gate_proj" in source.near_misses["AXK2Attention"]
+    assert '"allow_is_causal_skip": False' in source.text
 
 
 @pytest.mark.parametrize(
