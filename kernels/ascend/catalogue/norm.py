@@ -65,6 +65,7 @@ OPS = (
             dtypes("input gamma", "f16/f16 f32/f32", chips=(I310P,)),
             rank("input", *RANKS[1:]),
             _trailing("gamma", "input"),
+            not_empty("gamma"),
             _whole_block("input", "gamma"),
         ),
         explicit=("epsilon",),

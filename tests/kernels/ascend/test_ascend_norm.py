@@ -12,8 +12,11 @@ from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, CHIPS, I310P, 
 from porter.kernels.ascend.dry_run import DryVendor
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 from porter.kernels.ascend.norm import rms_norm_gated, rms_norm_zero_centered
+from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.contract import UNIT_ROUNDOFF, row_error
 from porter.kernels.reference.draw import spread, strided
+from porter.kernels.registry import default_registry
+from porter.kernels.verification import verify
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = ((F16, F32), (BF16, F32), (F16, F16), (BF16, BF16), (F32, F32))
@@ -137,6 +140,18 @@ def test_a_weight_stored_less_one_is_not_given_to_the_plain_norm() -> None:
         assert row_error(rms_norm_zero_centered(vendor, x, weight, 1e-6), oracle) <= bound(BF16, 64)
         assert row_error(rms_norm_zero_centered(vendor, x, weight.float(), 1e-6), oracle) <= bound(BF16, 64)
         assert row_error(vendor.npu_rms_norm(x, weight, epsilon=1e-6)[0], oracle) > 0.5
+
+
+@pytest.mark.parametrize("name", ("rms_norm", "add_rms_norm"))
+def test_zero_centered_norms_on_950_make_the_weight_whole_in_float32(name: str) -> None:
+    op = default_registry().op(name, "zero_centered")
+    kernel = AscendProvider().implementation(name, "zero_centered", A5)
+    assert kernel is not None
+    with emulated_npu(A5):
+        checks = list(verify(op, kernel, (F32, BF16, F16)))
+    assert all(check.passed and not check.refused for check in checks)
+    _, calls = AscendProvider().calls(name, "zero_centered", A5, next(iter(op.inputs(BF16))).arguments)
+    assert [(call.op.name, call["gamma"].dtype) for call in calls] == [("npu_rms_norm", F32)]
 
 
 def test_gated_norm_rounds_once() -> None:
