@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_formulas import normal
-from attention_runs import FUSED, FUSED2, Runs, runs_on
+from attention_runs import FUSED, FUSED2, FUSION, Runs, runs_on
 
 from porter.kernels.ascend import attention_calls
 from porter.kernels.ascend.attention_masks import as_bias, whole_cache
@@ -183,11 +183,16 @@ def test_bounds_are_copied_once_while_they_live() -> None:
         assert bounds(torch.tensor([0, 2, 4])).tolist() == [2, 4]
 
 
-@pytest.mark.parametrize("chip, served", [(A2, True), (A3, True), (A5, False), (I310P, False)])
-def test_chips(chip: str, served: bool) -> None:
-    half = (*_states(4, 2, 5, 9, 32), None, 0.2, None)
-    wide = (*_states(4, 2, 5, 9, 32, dtype=torch.float32), None, 0.2, None)
+@pytest.mark.parametrize("chip, operator", [(A2, FUSION), (A3, FUSION), (A5, "npu_fusion_attention"), (I310P, None)])
+def test_chips(chip: str, operator: str | None) -> None:
+    half, wide = ((*_states(4, 2, 5, 9, 32, dtype=dtype), None, 0.2, None) for dtype in (BF16, torch.float32))
+    packed = (*(normal(9, 2, 24, seed=seed) for seed in range(3)), torch.tensor([0, 4, 4, 9]), 0.2)
     with runs_on(chip) as runs:
+        for variant, arguments in {"gqa": wide, "variable_length": packed}.items():
+            if operator is None:
+                refused = runs.refusal(f"attention/{variant}", *arguments)
+                assert refused is not None and f"is not documented for {chip}" in refused
+            else:
+                assert runs.ratio(f"attention/{variant}", *arguments) <= 1
+                assert runs.names == [operator]
         assert (runs.refusal("attention/gqa", *half) is None) == (chip != I310P)
-        refused = runs.refusal("attention/gqa", *wide)
-    assert refused is None if served else refused is not None and f"is not documented for {chip}" in refused
