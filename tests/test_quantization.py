@@ -7,9 +7,12 @@ import math
 import pytest
 import torch
 
+from porter.activation_range import Range
 from porter.errors import PorterError
+from porter.kernels.reference.linear_static import quantize_static
 from porter.quantization import (
     BLOCK_ELEMENTS,
+    INT4_MAX,
     SCHEMES,
     SMALLEST_SCALE,
     dequantize,
@@ -156,15 +159,57 @@ def test_quantizing_again_gives_the_same_codes() -> None:
 
 
 def test_schemes() -> None:
-    assert list(SCHEMES) == ["fp32", "bf16", "w8a16", "w8a8"]
+    assert list(SCHEMES) == ["fp32", "bf16", "w8a16", "w8a8", "w8a8_static", "w4a8", "deepseek-w8a8"]
     assert all(scheme_named(name) is scheme and scheme.name == name for name, scheme in SCHEMES.items())
     assert scheme_named("int8") is SCHEMES["w8a16"]
-    assert [s.weight_dtype for s in SCHEMES.values()] == [torch.float32, torch.bfloat16, torch.int8, torch.int8]
-    assert [s.activation for s in SCHEMES.values()] == ["float", "float", "float", "int8"]
+    assert [s.weight_dtype for s in SCHEMES.values()] == [torch.float32, torch.bfloat16, *[torch.int8] * 5]
+    assert [n for n, s in SCHEMES.items() if s.activation == "float"] == ["fp32", "bf16", "w8a16"]
+    assert [n for n, s in SCHEMES.items() if s.calibrated] == ["w8a8_static", "deepseek-w8a8"]
     with pytest.raises(
-        PorterError, match=r"^--scheme w4: is not known; choose one of fp32, bf16, w8a16, w8a8, int8 \(="
+        PorterError, match=r"^--scheme w4: is not known; choose one of fp32, bf16, w8a16, w8a8, w8a8_static, w4a8, deep"
     ):
         scheme_named("w4")
+
+
+def test_int4_codes_end_at_seven_and_err_by_half_a_step() -> None:
+    weight = draw(33, 65)
+    codes, scale = quantize_per_channel(weight, INT4_MAX)
+    assert int(codes.abs().max()) == 7 and torch.equal(codes.abs().amax(-1), torch.full((33,), 7, dtype=torch.int8))
+    error = (dequantize(codes, scale, torch.float64) - weight.double()).abs()
+    assert bool((error <= scale.double()[:, None] / 2 * (1 + 1e-6)).all())
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1.0, 1.0), (-0.3, 7.0), (-5.0, 0.0), (0.0, 2.5), (-1e-30, 1e-30), (-3e4, 11.0)]
+)
+def test_a_range_uses_every_code_and_zero_is_one(low: float, high: float) -> None:
+    scale, offset = Range(low, high).parameters()
+    assert scale.shape == offset.shape == (1,) and scale.dtype == torch.float32 and offset.dtype == torch.int8
+    ends = torch.tensor([low, 0.0, high], dtype=torch.float64)
+    codes = quantize_static(ends.float(), scale, offset)
+    assert codes[0] == -128 or low == 0.0 or abs(int(codes[0]) + 128) <= 1
+    assert int(codes[2]) >= 126 and codes[1] == offset
+    back = (codes.double() - offset.double()) * scale.double()
+    assert bool(((back - ends).abs() <= scale.double()).all()) and back[1] == 0.0
+
+
+def test_an_input_that_was_always_zero_has_a_scale() -> None:
+    scale, offset = Range(0.0, 0.0).parameters()
+    assert float(scale) == 1.0 and int(offset) == 0
+    assert Range(-1.0, 2.0).joined(Range(-3.0, 1.0)) == Range(-3.0, 2.0)
+
+
+def test_expected_product_error_with_a_measured_range() -> None:
+    weight, x = draw(128, 256, seed=1), draw(64, 256, seed=2) + 0.5
+    scale, offset = Range(float(x.min()), float(x.max())).parameters()
+    codes = quantize_static(x, scale, offset)
+    seen = (codes.double() - offset.double()) * scale.double()
+    measured = relative(
+        seen @ dequantize(*quantize_per_channel(weight), torch.float64).t(), x.double() @ weight.double().t()
+    )
+    assert expected_relative_error("w8a8_static", weight, x) == pytest.approx(measured, rel=0.15)
+    centred = x - 0.5
+    assert expected_relative_error("w8a8_static", weight, centred) > expected_relative_error("w8a8", weight, centred)
 
 
 @pytest.mark.parametrize("shape", [(64, 512), (3, 64, 128), (1, 4096)], ids=str)
