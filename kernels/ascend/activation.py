@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.dry_run import Kernel
+
 
 def swiglu(torch_npu: Any, gate_up: torch.Tensor) -> torch.Tensor:
     """npu_swiglu, which takes the gate first."""
@@ -25,4 +27,4 @@ def swiglu_clamped(torch_npu: Any, gate_up: torch.Tensor, limit: float) -> torch
     return activated
 
 
-KERNELS = {("swiglu", "standard"): swiglu, ("swiglu", "clamped"): swiglu_clamped}
+KERNELS: dict[tuple[str, str], Kernel] = {("swiglu", "standard"): swiglu, ("swiglu", "clamped"): swiglu_clamped}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.ascend.dry_run import Kernel
 
 
 def rms_norm(torch_npu: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -77,7 +78,7 @@ def add_rms_norm_whole_weight(
     return rms_norm_whole_weight(torch_npu, total, weight, eps), total
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("rms_norm", "standard"): rms_norm,
     ("rms_norm", "unweighted"): rms_norm_unweighted,
     ("rms_norm", "zero_centered"): rms_norm_zero_centered,
@@ -85,7 +86,7 @@ KERNELS = {
     ("add_rms_norm", "standard"): add_rms_norm,
     ("add_rms_norm", "zero_centered"): add_rms_norm_zero_centered,
 }
-ON_950 = {
+ON_950: dict[tuple[str, str], Kernel] = {
     ("rms_norm", "zero_centered"): rms_norm_whole_weight,
     ("add_rms_norm", "zero_centered"): add_rms_norm_whole_weight,
 }

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rope import fits_buffer
+from porter.kernels.ascend.dry_run import Kernel
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -107,7 +108,7 @@ def _with_rest(turned: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return turned if rotary == whole.shape[-1] else torch.cat((turned, whole[..., rotary:]), dim=-1)
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("rope", "half"): rope_half,
     ("rope", "interleaved"): rope_interleaved,
     ("rope", "complex"): rope_complex,
