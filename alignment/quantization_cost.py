@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porter.activation_range import HIGHEST, LOWEST, Range
 from porter.alignment.calls import Call, mapped
-from porter.alignment.observation import errors
+from porter.alignment.observation import errors, tensors
 from porter.kernels.dispatch import op_calls
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def rounded_per_token(tensor: Tensor) -> Tensor:
 
 def rounded_activations(module: nn.Module, calls: Sequence[Call]) -> list[Call]:
     """The calls with their hidden states as the module's int8 product sees them."""
-    found: list[Tensor] = []
-    for call in calls:
-        mapped((call.args, call.kwargs), lambda tensor: found.append(tensor) or tensor)
+    found = [tensor for call in calls for _, tensor in tensors([call.args, call.kwargs], "")]
     rounded = _rounding(module, [tensor for tensor in found if tensor.is_floating_point()])
 
     def seen(tensor: Tensor) -> Tensor:

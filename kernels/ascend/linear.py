@@ -9,6 +9,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.quant_matmul import LONGEST
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.ascend.dry_run import Kernel
 from porter.kernels.contract import Evidence
 
 SHIFT = 128.0
@@ -136,7 +137,7 @@ def _blocks(weight: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from weight.split(LONGEST // 16 * 16) if weight.shape[0] > LONGEST else (weight,)
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("linear", "standard"): linear_standard,
     ("linear", "grouped"): linear_grouped,
     ("linear", "w8a16"): linear_w8a16,

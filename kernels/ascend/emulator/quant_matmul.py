@@ -18,7 +18,7 @@ def npu_quant_matmul(call: Call) -> torch.Tensor:
     total = (call["x1"].double() @ call["x2"].double()).to(torch.int64)
     if bias is not None and bias.dtype == torch.int32:
         total = total + bias
-    out = total.to(torch.int32).float() * _scale(call, dtype)
+    out: torch.Tensor = total.to(torch.int32).float() * _scale(call, dtype)
     if rows is not None:
         out = out * rows[:, None]
     if bias is not None and bias.is_floating_point():
@@ -30,18 +30,20 @@ def npu_quant_matmul(call: Call) -> torch.Tensor:
 
 def _scale(call: Call, dtype: torch.dtype) -> torch.Tensor:
     """The scales as they are applied: by the matrix unit's output stage in 19 bits, else by the vector unit."""
-    scale = call["scale"]
+    scale: torch.Tensor = call["scale"]
     if scale.dtype == torch.int64:
         return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
     if call["pertoken_scale"] is not None or dtype == torch.bfloat16:
-        return scale.float()  # type: ignore[no-any-return]
+        return scale.float()
     return (scale.contiguous().view(torch.int32).to(torch.int64) & FP19).to(torch.int32).view(torch.float32)
 
 
 def npu_weight_quant_batchmatmul(call: Call) -> torch.Tensor:
     """x @ ((weight + offset) * scale) + bias; the matrix unit takes operands of one dtype, so the weight is rounded to
     that of x."""
-    x, weight, group = call["x"], call["weight"].float(), call["antiquant_group_size"]
+    x: torch.Tensor = call["x"]
+    weight: torch.Tensor = call["weight"].float()
+    group: int = call["antiquant_group_size"]
 
     def spread(values: torch.Tensor) -> torch.Tensor:
         wide = values.float()

@@ -75,15 +75,15 @@ def npu_dequant_swiglu_quant(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _gated(call: Call, x: torch.Tensor) -> torch.Tensor:
     """swish of one half times the other; in modes 1 and 2 clamped, with a factor in the sigmoid and a bias."""
-    mode = call["swiglu_mode"]
+    mode: int = call["swiglu_mode"]
     gate, up = (x[..., 0::2], x[..., 1::2]) if mode == 1 else x.chunk(2, dim=-1)
     if mode != 1 and not call["activate_left"]:
         gate, up = up, gate
     if mode == 0:
         return gate * torch.sigmoid(gate) * up
-    limit = call["clamp_limit"]
+    limit, alpha, bias = (float(call[name]) for name in ("clamp_limit", "glu_alpha", "glu_bias"))
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(call["glu_alpha"] * gate) * (up + call["glu_bias"])
+    return gate * torch.sigmoid(alpha * gate) * (up + bias)
 
 
 SEMANTICS = {
