@@ -10,6 +10,7 @@ torch_npu has fused operators for it, all in the catalogue, and none computes th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -181,7 +182,7 @@ def _real(what: str, states: torch.Tensor) -> None:
         raise VendorRefusal(f"{what} of no tokens")
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
     ("gated_delta_rule", "chunked"): chunked,
     ("gated_delta_rule", "recurrent"): recurrent,
     ("causal_conv1d", "silu"): causal_conv1d,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,4 +33,7 @@ def expand(
     return written
 
 
-KERNELS = {("hyper_connection", "collapse"): collapse, ("hyper_connection", "expand"): expand}
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("hyper_connection", "collapse"): collapse,
+    ("hyper_connection", "expand"): expand,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,4 +128,7 @@ def _visible_first(indices: torch.Tensor, queries: int, keys: int) -> torch.Tens
     return ordered.masked_fill(ordered == keys, -1.0).to(torch.int32)
 
 
-KERNELS = {("indexer", "lightning"): indexer, ("sparse_mla_attention", "absorbed"): sparse_mla_attention}
+KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("indexer", "lightning"): indexer,
+    ("sparse_mla_attention", "absorbed"): sparse_mla_attention,
+}

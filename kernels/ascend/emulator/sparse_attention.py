@@ -51,14 +51,14 @@ def npu_sparse_flash_attention(call: Call) -> tuple[torch.Tensor, torch.Tensor, 
     attended = output.to(call["query"].dtype).view(call["query"].shape)
     if not call["return_softmax_lse"]:
         return attended, torch.empty(0), torch.empty(0)
-    return attended, *(_statistics(s, call["query"]) for s in (maxima, sums))
+    return attended, _statistics(maxima, call["query"]), _statistics(sums, call["query"])
 
 
 def selected_tokens(row: torch.Tensor, span: Span, query: int, call: Call) -> torch.Tensor:
     """The keys that a row of block indices names, as far as the query sees them. Reading stops at the first -1."""
     block, ends = call["sparse_block_size"], (row < 0).nonzero()
     named = row[: int(ends[0]) if len(ends) else None].long()
-    tokens = (named[:, None] * block + torch.arange(block)).flatten()
+    tokens: torch.Tensor = (named[:, None] * block + torch.arange(block)).flatten()
     return tokens[tokens < span.visible(query, call["sparse_mode"] == 3)]
 
 
