@@ -133,24 +133,25 @@ def _inverse(system: torch.Tensor) -> torch.Tensor:
     Unlike the product of 1 + A^2, 1 + A^4 ..., nothing larger than the inverse arises on the way.
     """
     system = system.tril(-1)
-    solved = -_on_diagonal(system, BLOCK, 0)
+    solved = -_on_diagonal(system, BLOCK, below=False)
     for row in range(2, BLOCK):
         above = solved[..., row, :row]
         solved[..., row, :row] = above + (above.unsqueeze(-1) * solved[..., :row, :row]).sum(-2)
     solved = solved + torch.eye(BLOCK, dtype=system.dtype, device=system.device)
     while solved.shape[-1] < system.shape[-1]:
         first, second = solved[..., 0::2, :, :], solved[..., 1::2, :, :]
-        below = -(second @ _on_diagonal(system, 2 * solved.shape[-1], 1) @ first)
+        below = -(second @ _on_diagonal(system, 2 * solved.shape[-1], below=True) @ first)
         top = torch.cat((first, torch.zeros_like(first)), dim=-1)
         solved = torch.cat((top, torch.cat((below, second), dim=-1)), dim=-2)
     return solved.squeeze(-3)
 
 
-def _on_diagonal(system: torch.Tensor, size: int, below: int) -> torch.Tensor:
+def _on_diagonal(system: torch.Tensor, size: int, below: bool) -> torch.Tensor:
     """[..., N / size, b, b]: of each size x size block on the diagonal of `system` [..., N, N] the whole, b = size, or
     with `below` its lower left quarter, b = size / 2."""
     count = system.shape[-1] // size
-    blocks = system.unflatten(-1, (count, size)).unflatten(-3, (count, size)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    split = system.unflatten(-1, (count, size)).unflatten(-3, (count, size))
+    blocks: torch.Tensor = split.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
     return blocks[..., size // 2 :, : size // 2] if below else blocks.contiguous()
 
 

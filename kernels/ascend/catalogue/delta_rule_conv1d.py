@@ -18,7 +18,7 @@ def _outputs(call: Call) -> Any:
 
 
 def _starts(call: Call) -> bool:
-    starts = call["query_start_loc"].tolist()
+    starts: list[int] = call["query_start_loc"].tolist()
     return starts == sorted(starts) and starts[0] == 0 and starts[-1] == call["x"].shape[0]
 
 

@@ -39,7 +39,8 @@ def npu_mhc_post(call: Call) -> torch.Tensor:
     """Stream k becomes h_post[k] h_out + sum over j of h_res[j, k] x[j]; x[k] itself without h_res."""
     x = call["x"].float()
     mixed = x if call["h_res"] is None else call["h_res"].transpose(-1, -2) @ x
-    return (call["h_post"].unsqueeze(-1) * call["h_out"].float().unsqueeze(-2) + mixed).to(call["x"].dtype)
+    written: torch.Tensor = call["h_post"].unsqueeze(-1) * call["h_out"].float().unsqueeze(-2) + mixed
+    return written.to(call["x"].dtype)
 
 
 SEMANTICS = {"npu_mhc_pre": npu_mhc_pre, "npu_mhc_sinkhorn": npu_mhc_sinkhorn, "npu_mhc_post": npu_mhc_post}
