@@ -3,12 +3,12 @@ scaled_dot_product_attention calls that one there, and its third version on olde
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from porter.kernels.ascend.attention import KERNELS as ATTENTION
+from porter.kernels.ascend.dry_run import Kernel
 from porter.kernels.ascend.mla_attention import KERNELS as MLA_ATTENTION
 
 
@@ -34,11 +34,14 @@ def _listed(lengths: torch.Tensor) -> list[int]:
     return [0] * lengths.shape[0] if lengths.is_meta else [int(length) for length in lengths.tolist()]
 
 
-def _on_950(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def call(torch_npu: Any, *arguments: Any) -> torch.Tensor:
+def _on_950(kernel: Kernel) -> Kernel:
+    def call(torch_npu: Any, *arguments: Any) -> Any:
         return kernel(FirstVersion(torch_npu), *arguments)
 
     return call
 
 
-KERNELS = {key: _on_950(kernel) for key, kernel in {**ATTENTION, **MLA_ATTENTION}.items()}
+OLDER: dict[tuple[str, str], Kernel] = {**ATTENTION, **MLA_ATTENTION}
+"""The kernels of the chips below 950."""
+
+KERNELS = {key: _on_950(kernel) for key, kernel in OLDER.items()}

@@ -15,7 +15,7 @@ from porter.kernels.ascend.catalogue.attention_layouts import (
     arranged,
     geometry,
 )
-from porter.kernels.ascend.catalogue.attention_rules import on
+from porter.kernels.ascend.catalogue.attention_rules import Holds, on
 from porter.kernels.ascend.catalogue.attention_schemas import FUSION, FUSION_THIRD
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
@@ -87,30 +87,36 @@ def _says_nothing_unheard(call: Call) -> bool:
     return call["sparse_mode"] == 0 and limits == (2147483647, 2147483647)
 
 
-def _rules(names: Names) -> tuple[Rule, ...]:
-    def sized(says: str, holds: Callable[[Call, Geometry], bool], *shown: str) -> Rule:
-        return on(names, says, holds, *shown)
+def _sized(says: str, holds: Holds, *shown: str) -> Rule:
+    return on(NAMES, says, holds, *shown)
 
+
+def _size_rules() -> tuple[Rule, ...]:
     return (
         one_of("input_layout", *LAYOUTS),
         that("query, key and value of the ranks of input_layout", _ranks, "query", "key", "value", "input_layout"),
         that("the last dimension to be head_num heads", _heads, "query", "key", "value", "head_num"),
-        sized(
+        _sized(
             "head_num to be the heads of query, at most 256 and a multiple of the keys'",
             lambda c, g: g.heads == c["head_num"] <= 256 and g.key_heads > 0 and g.heads % g.key_heads == 0,
             "query",
             "key",
             "head_num",
         ),
-        sized(
+        _sized(
             "head sizes of query and key alike, at least the values' and at most 768", _sizes, "query", "key", "value"
         ),
-        sized(
+        _sized(
             "at least one sequence, query and key",
             lambda c, g: min(g.batch, g.queries, g.keys) >= 1,
             "query",
             "key",
         ),
+    )
+
+
+def _mask_rules() -> tuple[Rule, ...]:
+    return (
         dtypes("query key value pse", "f16/f16/f16/f16 bf16/bf16/bf16/bf16 f32/f32/f32/f32"),
         dtypes("atten_mask", "bool u8"),
         absent("padding_mask", "prefix"),
@@ -125,7 +131,7 @@ def _rules(names: Names) -> tuple[Rule, ...]:
             "pre_tockens",
             "next_tockens",
         ),
-        sized(
+        _sized(
             "an atten_mask (B, N, Q, S), (B, 1, Q, S), (1, 1, Q, S) or (Q, S); (Q, S) of the longest in TND; "
             f"({COMPRESSED}, {COMPRESSED}) with sparse_mode 2, 3 and 4",
             _mask,
@@ -134,14 +140,19 @@ def _rules(names: Names) -> tuple[Rule, ...]:
             "query",
             "key",
         ),
-        sized("a pse (B or 1, N, Q or 1, S), and none in TND", _bias, "pse", "query", "key"),
+    )
+
+
+def _score_rules() -> tuple[Rule, ...]:
+    return (
+        _sized("a pse (B or 1, N, Q or 1, S), and none in TND", _bias, "pse", "query", "key"),
         that(
             "scale 1.0 beside pse: the page's formula scales the sum of scores and pse, its example the scores alone",
             lambda c: c["pse"] is None or c["scale"] == 1.0,
             "scale",
             "pse",
         ),
-        sized(
+        _sized(
             "sink float32 [head_num]",
             lambda c, g: (
                 c["sink"] is None or (c["sink"].dtype == torch.float32 and tuple(c["sink"].shape) == (g.heads,))
@@ -150,6 +161,9 @@ def _rules(names: Names) -> tuple[Rule, ...]:
         ),
         that("softmax_layout '' or 'TND'", lambda c: c["softmax_layout"] in ("", "TND"), "softmax_layout"),
     )
+
+
+RULES = (*_size_rules(), *_mask_rules(), *_score_rules())
 
 
 def _outputs(extra: Callable[[torch.Tensor], tuple[Any, ...]]) -> Callable[[Call], tuple[Any, ...]]:
@@ -179,7 +193,7 @@ OPS = (
         page=PAGES + "torch_npu-npu_fusion_attention.md",
         chips=(A2, A5),
         outputs=_outputs(lambda query: (0, 0, 0)),
-        rules=(*_rules(NAMES), LENGTHS, PREFIX_SUMS, absent("dropout_mask")),
+        rules=(*RULES, LENGTHS, PREFIX_SUMS, absent("dropout_mask")),
         value_rules=VALUES,
         explicit=EXPLICIT,
         note=NOTE,
@@ -190,7 +204,7 @@ OPS = (
         page=PAGES + "torch_npu-npu_fusion_attention_v3.md",
         chips=(A2, A3),
         outputs=_outputs(lambda query: tuple(query.new_empty(1, dtype=torch.int64) for _ in range(2))),
-        rules=(*_rules(NAMES), LENGTHS, LENGTH_TENSORS),
+        rules=(*RULES, LENGTHS, LENGTH_TENSORS),
         value_rules=(*VALUES, PREFIX_SUMS),
         explicit=EXPLICIT,
         note=NOTE,

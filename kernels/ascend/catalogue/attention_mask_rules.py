@@ -12,6 +12,10 @@ from porter.kernels.ascend.catalogue.vendor_op import Call, Rule
 
 def mask_rules(names: Names) -> tuple[Rule, ...]:
     """Which masks go with which sparse_mode; what the mask means stands in the operator's note."""
+    return (*_mode_rules(), *_silent_faults(names), _shape_rule(names))
+
+
+def _mode_rules() -> tuple[Rule, ...]:
     return (
         that("sparse_mode 0, 1, 2, 3 or 4", lambda c: c["sparse_mode"] in range(5), "sparse_mode"),
         that(
@@ -25,6 +29,12 @@ def mask_rules(names: Names) -> tuple[Rule, ...]:
             lambda c: c["sparse_mode"] != 1 or c["atten_mask"] is not None,
             "sparse_mode",
         ),
+    )
+
+
+def _silent_faults(names: Names) -> tuple[Rule, ...]:
+    """Calls that the operator accepts and answers wrongly."""
+    return (
         on(
             names,
             "sparse_mode 0 for one query without rope: the operator reads no other, so a window or a causal mask would "
@@ -43,21 +53,24 @@ def mask_rules(names: Names) -> tuple[Rule, ...]:
         ),
         on(
             names,
-            "an atten_mask (1, Q, S), (B, 1, Q, S) or (1, 1, Q, S), or (Q, S) without rope, of the queries and keys or "
-            "these rounded up to 16 or 32",
-            lambda c, g: c["sparse_mode"] >= 2 or c["atten_mask"] is None or _full_mask(c, g),
-            "atten_mask",
-            "query",
-            "key",
-        ),
-        on(
-            names,
             "sparse_mode 3 or 4 in packed layouts: without a mask the output is the plain mean of the values "
             "(vllm-ascend issue 13699)",
             lambda c, g: not g.packed or c["sparse_mode"] in (3, 4),
             "input_layout",
             "sparse_mode",
         ),
+    )
+
+
+def _shape_rule(names: Names) -> Rule:
+    return on(
+        names,
+        "an atten_mask (1, Q, S), (B, 1, Q, S) or (1, 1, Q, S), or (Q, S) without rope, of the queries and keys or "
+        "these rounded up to 16 or 32",
+        lambda c, g: c["sparse_mode"] >= 2 or c["atten_mask"] is None or _full_mask(c, g),
+        "atten_mask",
+        "query",
+        "key",
     )
 
 

@@ -62,6 +62,12 @@ def layout_rules(names: Names) -> tuple[Rule, ...]:
             names.heads,
             names.key_heads,
         ),
+    )
+
+
+def size_rules(names: Names) -> tuple[Rule, ...]:
+    """The heads, head sizes, queries and keys are within the operator's limits."""
+    return (
         on(
             names,
             "at most 256 heads, a multiple of the keys' and at most 64 times as many (128 beside rope)",

@@ -3,6 +3,8 @@ sink are given."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from porter.kernels.ascend.catalogue.attention_layouts import COMPRESSED, Geometry, Names
@@ -138,17 +140,22 @@ def _packed_sizes(call: Call, sizes: Geometry) -> bool:
 
 def rope_rules(names: Names) -> tuple[Rule, ...]:
     """Multi-head latent attention: the rope part of queries and keys beside a head size of 512 or 128."""
+    together = that(
+        "query_rope and key_rope together or neither",
+        lambda c: (c["query_rope"] is None) == (c["key_rope"] is None),
+        "query_rope",
+        "key_rope",
+    )
+    return (together, *_rope_sizes(names), *_rope_modes(names))
 
-    def with_rope(says: str, holds: Holds, *shown: str) -> Rule:
-        return on(names, says, lambda c, g: c["query_rope"] is None or holds(c, g), *shown)
 
+def _with_rope(names: Names, says: str, holds: Holds, *shown: str) -> Rule:
+    return on(names, says, lambda c, g: c["query_rope"] is None or holds(c, g), *shown)
+
+
+def _rope_sizes(names: Names) -> tuple[Rule, ...]:
+    with_rope = partial(_with_rope, names)
     return (
-        that(
-            "query_rope and key_rope together or neither",
-            lambda c: (c["query_rope"] is None) == (c["key_rope"] is None),
-            "query_rope",
-            "key_rope",
-        ),
         with_rope("a head size of 512 or 128 beside rope", lambda c, g: g.head_dim in WITH_ROPE, "query"),
         with_rope(
             "a layout of "
@@ -175,6 +182,12 @@ def rope_rules(names: Names) -> tuple[Rule, ...]:
             "query",
             "key",
         ),
+    )
+
+
+def _rope_modes(names: Names) -> tuple[Rule, ...]:
+    with_rope = partial(_with_rope, names)
+    return (
         with_rope("sparse_mode 0, 3 or 4 beside rope", lambda c, g: c["sparse_mode"] in (0, 3, 4), "sparse_mode"),
         with_rope(
             "no atten_mask but the compressed one beside rope at head size 128",

@@ -8,7 +8,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.attention_layouts import PACKED, Geometry, Names, arranged, geometry, split_layout
 from porter.kernels.ascend.catalogue.attention_mask_rules import mask_rules
-from porter.kernels.ascend.catalogue.attention_rules import layout_rules, length_rules, on
+from porter.kernels.ascend.catalogue.attention_rules import layout_rules, length_rules, on, size_rules
 from porter.kernels.ascend.catalogue.attention_scenarios import (
     bias_rules,
     packed_rules,
@@ -49,6 +49,7 @@ NOTE = (
 def _rules(names: Names) -> tuple[Rule, ...]:
     return (
         *layout_rules(names),
+        *size_rules(names),
         dtypes("query key value", "f16/f16/f16 bf16/bf16/bf16"),
         dtypes("query query_rope key_rope pse_shift", _optional("f16", 3) + " " + _optional("bf16", 3)),
         dtypes("atten_mask", "bool i8 u8"),

@@ -61,6 +61,13 @@ def test_whole_cache_finds_the_buffer_or_none(shape: tuple[int, ...]) -> None:
     assert whole_cache(buffer[..., :3]) is None
 
 
+def test_values_behind_keys_in_one_buffer_are_found(npu: Runs) -> None:
+    query, both = normal(2, 4, 1, 32), normal(2, 2, 2, 40, 32, seed=5)
+    key, value = (each[:, :, :19] for each in both.unbind(0))
+    assert npu.ratio("attention/gqa", query, key, value, None, 0.2, None) <= 1
+    assert npu.calls[0]["value"].data_ptr() == both[1].data_ptr()
+
+
 def test_a_cache_that_ends_early_is_copied() -> None:
     values = torch.arange(30.0)
     cut = values.as_strided((2, 3, 4), (15, 4, 1))[:, None]
