@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
-ascend-wheel: $(VENV)/.installed $(NPU_VENV)/.installed
+ascend-wheel: $(VENV)/.installed-dev $(NPU_VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torch_npu_wheel --python $(NPU_VENV)/bin/python $(ARGS)
 
 clean:

@@ -28,13 +28,13 @@ EXPLAINED = (
     Explained(
         "npu_grouped_matmul",
         "refused: RuntimeError: ('The output dtype ', '1'",
-        "the page lists int8 as output_dtype of int8 products with int64 scales, and op-plugin's own code takes it; the "
+        "the page lists int8 as output_dtype of int8 products with int64 scales, and op-plugin's code takes it; the "
         "wheel's meta kernel does not, so torch.compile cannot trace such a call. No kernel of porter's makes it",
     ),
     Explained(
         "npu_mhc_pre",
         "result 3 float32[0]",
-        "with out_flag=0 the chip writes the first three results alone; op-plugin's own code leaves the rest undefined, "
+        "with out_flag=0 the chip writes the first three results alone; op-plugin's code leaves the rest undefined, "
         "the wheel's meta kernel gives them shapes, and the emulator makes them empty. Nothing reads them",
     ),
     Explained(
