@@ -9,6 +9,7 @@ import torch
 from porter.kernels.ascend.attention_calls import Attention, fused_inference, fusion
 from porter.kernels.ascend.attention_packed import packed_with_sink, variable_length
 from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES
+from porter.kernels.ascend.dry_run import Kernel
 
 
 def attend(torch_npu: Any, attention: Attention) -> torch.Tensor:
@@ -59,7 +60,7 @@ def sink(
     return (output.float() * share).to(output.dtype)
 
 
-KERNELS = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("attention", "gqa"): gqa,
     ("attention", "sink"): sink,
     ("attention", "variable_length"): variable_length,

@@ -12,6 +12,7 @@ from porter.kernels.ascend.attention import attend
 from porter.kernels.ascend.attention_calls import Attention, causal, fusion
 from porter.kernels.ascend.attention_masks import whole_cache
 from porter.kernels.ascend.attention_packed import ends_of, rows
+from porter.kernels.ascend.dry_run import Kernel
 
 LATENT, ROPE = 512, 64
 """The one kv_lora_rank and rope size whose latents the operator attends over without concatenation."""
@@ -165,4 +166,7 @@ def _packed(torch_npu: Any, attention: Attention, query_rope: torch.Tensor, key_
     return output.view(query.shape[0], query.shape[2], *output.shape[1:])
 
 
-KERNELS = {("mla_attention", "absorbed"): absorbed, ("mla_attention", "expanded"): expanded}
+KERNELS: dict[tuple[str, str], Kernel] = {
+    ("mla_attention", "absorbed"): absorbed,
+    ("mla_attention", "expanded"): expanded,
+}
