@@ -51,7 +51,7 @@ def accepted_dtypes(op: Op, implementation: Implementation) -> list[str]:
 
 
 def print_ops(console: Console, chip: Chip, rows: list[dict[str, Any]]) -> None:
-    """The table for people: a line per Op and kernel; what the evidence rests on, and what operators need, once below."""
+    """The table for people: a line per Op and kernel; what evidence rests on, and operators need, once below."""
     console.print(f"{chip.name}: {chip.title}\n", markup=False)
     ascend = any(row["calls"] is not None for row in rows)
     table = Table(box=None, pad_edge=False)
@@ -90,7 +90,7 @@ def _print_operators(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _ascend_row(op: Op, provider: AscendProvider, chip: Chip, evidence: dict[str, str]) -> dict[str, Any]:
-    """The operators of every accepted case, in order of first use; where none is, those of the calls before a refusal."""
+    """The operators of the accepted cases, in order of first use; where none is accepted, why in bfloat16."""
     accepted: list[str] = []
     calls: dict[str, None] = {}
     refusals: list[str] = []

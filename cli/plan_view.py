@@ -49,7 +49,9 @@ def print_deployment(console: Console, plan: dict[str, Any]) -> None:
     """The cards of a port to Ascend: layout, memory, constraints, roofline, schemes, and the vendor's operators."""
     layout, load = plan["layout"], plan["load"]
     sharing = f"{layout['dp']} groups of cards with sequences of their own" if layout["dp"] > 1 else ""
-    sharing = f"{layout['expert_tp']} cards share each expert" if layout["expert_tp"] > 1 and layout["ep"] > 1 else sharing
+    sharing = (
+        f"{layout['expert_tp']} cards share each expert" if layout["expert_tp"] > 1 and layout["ep"] > 1 else sharing
+    )
     console.print(
         f"\n{layout['cards']} x {plan['chip']}: TP {layout['tp']}, EP {layout['ep']}"
         + (f" ({sharing})" if sharing else "")
@@ -88,8 +90,12 @@ def _memory(console: Console, plan: dict[str, Any]) -> None:
             per = row["name"].startswith(("cache of", "states of"))
             value = f"({row['value'] / 1e3:.4g} kB)" if per else f"{row['value'] / 1e9:.3f}"
             table.add_row(row["name"], value, row["arithmetic"])
-    usable = f"of {memory['memory_bytes'] / 1e9:g} GB x (1 - {memory['reserve']:g}) = {memory['usable_bytes'] / 1e9:.1f} GB"
-    table.add_row("all", f"{memory['bytes'] / 1e9:.3f}", f"{usable} usable: {'fits' if plan['fits'] else 'does not fit'}")
+    usable = (
+        f"of {memory['memory_bytes'] / 1e9:g} GB x (1 - {memory['reserve']:g}) = {memory['usable_bytes'] / 1e9:.1f} GB"
+    )
+    table.add_row(
+        "all", f"{memory['bytes'] / 1e9:.3f}", f"{usable} usable: {'fits' if plan['fits'] else 'does not fit'}"
+    )
     console.print()
     console.print(table, markup=False)
 
@@ -116,7 +122,9 @@ def _constraints(console: Console, rows: list[dict[str, Any]]) -> None:
 
 def _roofline(console: Console, regime: dict[str, Any], cards: int) -> None:
     rate = regime["tokens_per_second"]
-    said = f"at most {rate:,.4g} tokens/s of {cards} cards, bound by {regime['bound']}" if rate else "no bound: no figure"
+    said = (
+        f"at most {rate:,.4g} tokens/s of {cards} cards, bound by {regime['bound']}" if rate else "no bound: no figure"
+    )
     console.print(f"\n{regime['regime']}: {said}", markup=False)
     for figure in regime["figures"]:
         scale, unit = GIGA[figure["unit"]]
@@ -125,19 +133,27 @@ def _roofline(console: Console, regime: dict[str, Any], cards: int) -> None:
 
 
 def _schemes(console: Console, plan: dict[str, Any]) -> None:
-    table = Table("scheme", "kernels", "cards", "TP, EP", "GB a card", "decode", "porter writes it", box=None, pad_edge=False)
+    table = Table(
+        "scheme", "kernels", "cards", "TP, EP", "GB a card", "decode", "porter writes it", box=None, pad_edge=False
+    )
     for row in plan["alternatives"]:
         kernels = "; ".join(f"{k['use']} {k['format']} {k['verdict']}" for k in row["kernels"])
         if row["cards"] is None:
-            table.add_row(row["scheme"], kernels, "more than planned for", "", "", "", "yes" if row["converts"] else "no")
+            table.add_row(
+                row["scheme"], kernels, "more than planned for", "", "", "", "yes" if row["converts"] else "no"
+            )
             continue
         rate = f"{row['tokens_per_second']:,.4g} tokens/s" if row["tokens_per_second"] else "-"
         sizes = f"{row['tp']}, {row['ep']}"
         weights = f"{row['weight_bytes'] / 1e9:.1f}"
-        table.add_row(row["scheme"], kernels, str(row["cards"]), sizes, weights, rate, "yes" if row["converts"] else "no")
+        table.add_row(
+            row["scheme"], kernels, str(row["cards"]), sizes, weights, rate, "yes" if row["converts"] else "no"
+        )
     console.print(f"\nschemes on {plan['chip']}, each on its fewest cards (weights alone a card):", markup=False)
     console.print(table, markup=False)
-    reasons = dict.fromkeys(k["why"] for row in plan["alternatives"] for k in row["kernels"] if k["verdict"] != "native")
+    reasons = dict.fromkeys(
+        k["why"] for row in plan["alternatives"] for k in row["kernels"] if k["verdict"] != "native"
+    )
     for reason in reasons:
         console.print(f"  {reason}", markup=False)
 
@@ -148,7 +164,9 @@ def _operators(console: Console, plan: dict[str, Any]) -> None:
     for (op, variant, regime, calls, refused), group in groupby(rows, key=_same_verdict):
         alike = list(group)
         table.add_row(f"{op}/{variant}", regime, str(sum(r["sites"] for r in alike)), ", ".join(calls), refused)
-    named = "" if plan["ops_scheme"] == plan["scheme"] else f" (Ops of {plan['ops_scheme']}: {plan['scheme']} has none yet)"
+    named = (
+        "" if plan["ops_scheme"] == plan["scheme"] else f" (Ops of {plan['ops_scheme']}: {plan['scheme']} has none yet)"
+    )
     console.print(f"\nOps at the widths of one card, two layers of each kind{named}:", markup=False)
     console.print(table, markup=False)
 

@@ -22,7 +22,7 @@ POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Constraint:
-    """One requirement. `met` is None where no document says what this chip takes; `numbers` are those of this layout."""
+    """One requirement with the layout's `numbers`. `met` is None where no document says what this chip takes."""
 
     needs: str
     numbers: str
@@ -73,7 +73,9 @@ def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     heads, page = mine.num_attention_heads, PAGES + "npu_fused_infer_attention_score.md"
     if getattr(text, "kv_lora_rank", None):
         numbers = f"{text.num_attention_heads} heads / TP {subject.layout.tp} = {heads} a card"
-        yield Constraint(f"query heads over latents one of {', '.join(map(str, POWERS))}", numbers, heads in POWERS, page)
+        yield Constraint(
+            f"query heads over latents one of {', '.join(map(str, POWERS))}", numbers, heads in POWERS, page
+        )
         sizes = f"latent {text.kv_lora_rank}, rope {text.qk_rope_head_dim}"
         met = (text.kv_lora_rank, text.qk_rope_head_dim) == (512, 64)
         yield Constraint("latent of 512 with rope of 64", sizes, met, page)
@@ -103,7 +105,9 @@ def _indexer(subject: Subject) -> Iterator[Constraint]:
         return
     page, top = PAGES + "npu_lightning_indexer.md", text.index_topk
     numbers = f"{text.index_n_heads} heads of {text.index_head_dim}, whole on each card"
-    yield Constraint("at most 64 indexer heads of 128", numbers, text.index_n_heads <= 64 and text.index_head_dim == 128, page)
+    yield Constraint(
+        "at most 64 indexer heads of 128", numbers, text.index_n_heads <= 64 and text.index_head_dim == 128, page
+    )
     met = 1 <= top <= 2048 or 3072 <= top <= 8192
     yield Constraint("keys chosen 1..2048 or 3072..8192", f"{top}", met, page)
 
@@ -125,7 +129,9 @@ def _last_dimensions(subject: Subject) -> Iterator[Constraint]:
     if quantized:
         size, name = max((max(r.held.local), r.held.name) for r in quantized)
         needs = f"last dimensions of quantized products at most {LAST_DIMENSION}"
-        yield Constraint(needs, f"the largest is {size} ({name})", size <= LAST_DIMENSION, PAGES + "npu_quant_matmul.md")
+        yield Constraint(
+            needs, f"the largest is {size} ({name})", size <= LAST_DIMENSION, PAGES + "npu_quant_matmul.md"
+        )
     experts = [r for r in subject.rows if r.held.kind == "routed experts"]
     if experts:
         size, name = max((max(r.held.local[1:]), r.held.name) for r in experts)
@@ -155,7 +161,9 @@ def _int4(subject: Subject) -> Iterator[Constraint]:
         parts = subject.layout.expert_tp
         numbers = f"each expert over {parts} card{'s' * (parts > 1)} (TP {subject.layout.tp}, EP {subject.layout.ep})"
         source = "vllm-ascend quantization/methods/w4a8.py: scale_bias of down_proj has 16 slices"
-        yield Constraint("int4 experts: at most 16 cards share an expert, a power of two", numbers, 16 % parts == 0, source)
+        yield Constraint(
+            "int4 experts: at most 16 cards share an expert, a power of two", numbers, 16 % parts == 0, source
+        )
 
 
 def _formats(subject: Subject) -> Iterator[Constraint]:
@@ -183,7 +191,9 @@ def _dispatch(subject: Subject) -> Iterator[Constraint]:
         yield Constraint("EP 2..768", f"EP {layout.ep}", 2 <= layout.ep <= 768, page)
         yield Constraint("hidden size 1024..8192", f"{hidden}", 1024 <= hidden <= 8192, page)
     most = 256 if subject.chip.name == A2 else 512
-    yield Constraint(f"tokens a card at most {most}", f"{subject.load.batch} / {layout.cards} cards = {rows}", rows <= most, page)
+    yield Constraint(
+        f"tokens a card at most {most}", f"{subject.load.batch} / {layout.cards} cards = {rows}", rows <= most, page
+    )
     yield Constraint("experts chosen at most 16", f"{chosen}", chosen <= 16, page)
     numbers = f"{experts_of(subject.config)} experts / EP {layout.ep} = {local} a card"
     met = experts_of(subject.config) <= 1024 and experts_of(subject.config) % layout.ep == 0

@@ -2,84 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-from torch import nn
 
 from porter.adaptation import Port
 from porter.errors import PorterError, Refusal
-from porter.parallel_layout import (
-    Held,
-    Layout,
-    checked_layout,
-    experts_of,
-    held,
-    local_config,
-    local_model,
-    undividable,
-)
-from porter.plan import state_bytes
-from porter.plan_constraints import Constraint, Subject, constraints
-from porter.plan_memory import RESERVE, Load, Stored, Worked, cache, stored, weights_by_kind, workspace
-from porter.plan_ops import OpOnChip, observed_calls, ops_on_chip
-from porter.plan_roofline import Card, Roofline, decode_regimes
-from porter.plan_schemes import PLANNED, KernelVerdict, Storage, judge, storage_of
-from porter.quantization import ALIASES, SCHEMES, scheme_named
-
-MOST_CARDS = 512
-
-
-@dataclass(frozen=True)
-class CardPlan:
-    """One layout, judged: what a card holds, what it must meet, and how fast it may be."""
-
-    layout: Layout
-    rows: tuple[Stored, ...]
-    weights: tuple[Worked, ...]
-    cache: tuple[Worked, ...]
-    workspace: tuple[Worked, ...]
-    constraints: tuple[Constraint, ...]
-    roofline: tuple[Roofline, ...]
-    memory: int
-
-    @property
-    def bytes(self) -> float:
-        """Bytes that one card needs."""
-        return sum(w.value for w in (*self.weights, self.cache[-1], *self.workspace))
-
-    @property
-    def usable(self) -> float:
-        """Bytes of a card without the reserve."""
-        return self.memory * (1 - RESERVE)
-
-    @property
-    def fits(self) -> bool:
-        """Whether a card holds its share beside the reserve."""
-        return self.bytes <= self.usable
-
-    @property
-    def broken(self) -> list[Constraint]:
-        """The constraints that the layout does not meet."""
-        return [c for c in self.constraints if c.met is False]
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A scheme on this chip: its verdicts, and the fewest cards that hold the model so; None where none up to
-    MOST_CARDS do. `converts` is whether porter writes the scheme today."""
-
-    scheme: str
-    says: str
-    kernels: tuple[KernelVerdict, ...]
-    converts: bool
-    cards: int | None
-    tp: int | None
-    ep: int | None
-    weight_bytes: float | None
-    tokens_per_second: float | None
+from porter.parallel_layout import checked_layout, experts_of
+from porter.plan_cards import MOST_CARDS, Alternative, CardPlan, Planner
+from porter.plan_memory import RESERVE, Load, Stored
+from porter.plan_ops import OpOnChip, ops_on_chip
+from porter.plan_schemes import KernelVerdict, Storage, judge
+from porter.quantization import ALIASES
 
 
 @dataclass(frozen=True)
@@ -118,99 +51,14 @@ class Deployment:
 def _module_json(row: Stored) -> dict[str, Any]:
     held = row.held
     shapes = {"shape": list(held.whole), "local_shape": list(held.local), "split": held.split}
-    return {"name": held.name, "kind": held.kind, "layers": held.layers, **shapes, "format": row.form.name, "bytes": row.bytes}
-
-
-class Planner:
-    """Plans one port on its chip, over layouts and schemes; keeps what they share."""
-
-    def __init__(self, port: Port, load: Load) -> None:
-        self.port, self.load = port, load
-        self.model_class = port.source.model_class()
-        self.config = copy.deepcopy(port.config)
-        self.config.porter = {**port.config.porter, "quantized": {}}
-        self.width = port.dtype.itemsize
-        self.whole = self._model(Layout(1, 1))
-        self.memory = port.chip.memory_bytes()
-        self.experts = bool(experts_of(self.config))
-        self._shares: dict[Layout, tuple[tuple[Held, ...], int]] = {}
-        self._storages: dict[str, Storage] = {}
-
-    def _model(self, layout: Layout) -> nn.Module:
-        return local_model(self.model_class, self.config, layout)
-
-    def _share(self, layout: Layout) -> tuple[tuple[Held, ...], int]:
-        if layout not in self._shares:
-            local = self._model(layout)
-            self._shares[layout] = held(self.whole, local), state_bytes(local, self.width)
-        return self._shares[layout]
-
-    def storage(self, name: str) -> Storage:
-        """The scheme `name` of this model. Raises PorterError where it does not apply to it."""
-        if name not in self._storages:
-            self._storages[name] = storage_of(name, self.port.source, self.config)
-        return self._storages[name]
-
-    def card(self, storage: Storage, layout: Layout) -> CardPlan:
-        """The layout, judged. Raises Refusal where it does not divide the model."""
-        if faults := undividable(self.config, layout):
-            raise Refusal(f"--tp {layout.tp} --ep {layout.ep}: does not divide the model: {'; '.join(faults)}")
-        share, state = self._share(layout)
-        chip, local, load = self.port.chip, local_config(self.config, layout), self.load
-        rows = stored(share, storage, chip)
-        subject = Subject(self.config, local, layout, chip, load, rows, storage.name)
-        card = Card(self.config, local, layout, chip, rows, state, self.width)
-        return CardPlan(
-            layout=layout,
-            rows=rows,
-            weights=weights_by_kind(rows),
-            cache=cache(self.config, local, layout, load, state, self.width),
-            workspace=workspace(share, self.config, layout, load, chip, self.width),
-            constraints=constraints(subject),
-            roofline=tuple(decode_regimes(card, load)),
-            memory=self.memory or 0,
-        )
-
-    def layouts(self) -> Iterator[list[Layout]]:
-        """Layouts of 1, 2, 4 ... cards: dense models share every layer, models of experts spread those over all."""
-        cards, moe = 1, bool(experts_of(self.config))
-        while cards <= MOST_CARDS:
-            sizes = [tp for tp in (2**p for p in range(cards.bit_length())) if moe or tp == cards]
-            whole = [Layout(tp, cards if moe else 1) for tp in sizes]
-            yield [layout for layout in whole if not undividable(self.config, layout)]
-            cards *= 2
-
-    def smallest(self, storage: Storage) -> CardPlan | None:
-        """Of the fewest cards that hold the model and meet every constraint, the layout that decodes fastest."""
-        for choices in self.layouts():
-            plans = [plan for plan in (self.card(storage, layout) for layout in choices) if plan.fits and not plan.broken]
-            if plans:
-                return max(plans, key=_decodes)
-        return None
-
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Every scheme that applies to the model, on this chip; one that falls back holds its weights in bfloat16."""
-        found = []
-        for name in (*SCHEMES, *PLANNED):
-            try:
-                storage = self.storage(name)
-            except PorterError:
-                continue
-            if name == "fp32":
-                continue
-            plan = self.smallest(storage)
-            kernels = judge(storage, self.port.chip, self.experts)
-            sizes: tuple[Any, ...] = (None, None, None, None, None)
-            if plan is not None:
-                layout, weights = plan.layout, sum(w.value for w in plan.weights)
-                sizes = (layout.cards, layout.tp, layout.ep, weights, plan.roofline[-2].tokens_per_second)
-            found.append(Alternative(storage.name, storage.says, kernels, name in SCHEMES, *sizes))
-        return tuple(found)
-
-
-def _decodes(plan: CardPlan) -> tuple[float, int]:
-    """Ties go to the layout that shares more of each layer, whose first token is sooner."""
-    return plan.roofline[-2].tokens_per_second or 0.0, plan.layout.tp
+    return {
+        "name": held.name,
+        "kind": held.kind,
+        "layers": held.layers,
+        **shapes,
+        "format": row.form.name,
+        "bytes": row.bytes,
+    }
 
 
 def plan_deployment(
@@ -226,27 +74,32 @@ def plan_deployment(
         if value < 1:
             raise PorterError(f"{name} {value}: must be at least 1")
     planner = Planner(port, load)
-    storage = planner.storage(ALIASES.get(scheme, scheme) if scheme else port.scheme)
+    plan = deployment(planner, ALIASES.get(scheme, scheme) if scheme else port.scheme, tp, ep)
+    return replace(plan, alternatives=planner.alternatives())
+
+
+def deployment(planner: Planner, scheme: str, tp: int | None = None, ep: int | None = None) -> Deployment:
+    """`plan_deployment` without its alternatives."""
+    port, storage = planner.port, planner.storage(scheme)
     if tp is None and ep is None:
         card = planner.smallest(storage)
         if card is None:
-            raise Refusal(f"{port.reference.name}: does not fit {MOST_CARDS} cards of {port.chip.name} in {storage.name}")
+            name, chip = port.reference.name, port.chip.name
+            raise Refusal(f"{name}: does not fit {MOST_CARDS} cards of {chip} in {storage.name}")
         why = _why(planner, storage, card)
     else:
-        card = planner.card(storage, checked_layout(port.config, *(1 if size is None else size for size in (tp, ep))))
-        why = "as given by --tp and --ep"
-    made = scheme_named(storage.port_as)
-    calls = observed_calls(port.source, planner.config, made, port.dtype, card.layout, load)
+        sizes = (1 if size is None else size for size in (tp, ep))
+        card, why = planner.card(storage, checked_layout(port.config, *sizes)), "as given by --tp and --ep"
     return Deployment(
         model_type=port.family.model_type,
         chip=port.chip.name,
         scheme=storage.name,
-        load=load,
+        load=planner.load,
         card=card,
         why=why,
         kernels=judge(storage, port.chip, planner.experts),
-        alternatives=planner.alternatives(),
-        ops=ops_on_chip(calls, port.chip),
+        alternatives=(),
+        ops=ops_on_chip(planner.calls(storage.port_as, card.layout), port.chip),
         ops_scheme=storage.port_as,
     )
 
@@ -264,5 +117,3 @@ def _why(planner: Planner, storage: Storage, card: CardPlan) -> str:
     if experts_of(planner.config):
         said += f". Of the layouts of {card.layout.cards} cards, the one whose roofline decodes the batch fastest"
     return said
-
-

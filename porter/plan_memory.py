@@ -102,7 +102,9 @@ def _per_token(config: Any, local: Any, layout: Layout, width: int) -> str:
         values = f"{text.kv_lora_rank} latent + {text.qk_rope_head_dim} rope"
         if getattr(text, "index_head_dim", None):
             values += f" + {text.index_head_dim} of the indexer"
-        return f"{layers} layers x ({values}) x {width} B" + ("; the same on every card of a TP group" * (layout.tp > 1))
+        return f"{layers} layers x ({values}) x {width} B" + (
+            "; the same on every card of a TP group" * (layout.tp > 1)
+        )
     dim = getattr(mine, "head_dim", None) or mine.hidden_size // mine.num_attention_heads
     return f"{layers} layers x 2 x {mine.num_key_value_heads} KV heads x {dim} x {width} B"
 
@@ -122,7 +124,9 @@ def workspace(
     """Bytes beside weights and cache: activations of a chunk of a prompt, logits, and communication buffers."""
     text = text_config(config)
     hidden, tokens = text.hidden_size, min(CHUNK, load.context)
-    outer = [r.local[0] for r in rows if r.kind not in ("embedding", "output head", "routed experts") and len(r.local) == 2]
+    outer = [
+        r.local[0] for r in rows if r.kind not in ("embedding", "output head", "routed experts") and len(r.local) == 2
+    ]
     widest = max(outer, default=hidden)
     result = [
         Worked(

@@ -92,7 +92,9 @@ def shallow_config(config: Any, layers: int = PER_KIND) -> Any:
     shallow = copy.deepcopy(config)
     text = text_config(shallow)
     count = int(text.num_hidden_layers)
-    lists = {n: v for n, v in text.to_dict().items() if n.endswith("_types") and isinstance(v, list) and len(v) == count}
+    lists = {
+        n: v for n, v in text.to_dict().items() if n.endswith("_types") and isinstance(v, list) and len(v) == count
+    }
     dense = getattr(text, "first_k_dense_replace", None)
     kinds = [(*(values[i] for values in lists.values()), dense is not None and i < dense) for i in range(count)]
     chosen = [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < layers]
@@ -114,7 +116,7 @@ def observed_calls(
     shallow.porter = {**(getattr(config, "porter", None) or {}), "quantized": {}}
     if scheme.weight_dtype != dtype:
         shallow.porter["quantized"] = quantized_modules(source, shallow, scheme)
-    model = local_model(source.model_class(), shallow, layout).eval()
+    model: Any = local_model(source.model_class(), shallow, layout).eval()
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and "scale" not in name.rpartition(".")[2]:
             parameter.data = parameter.data.to(dtype)

@@ -188,7 +188,9 @@ def _attention(card: Card, queries: int, keys: float, regime: str) -> tuple[str,
         key, value = own if absorbed else (text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
         if top := getattr(text, "index_topk", None):
             indexer = layers * queries * keys * 2 * text.index_n_heads * text.index_head_dim
-            formula = f" + {layers} x {queries} x {keys:g} x 2 x {text.index_n_heads} x {text.index_head_dim} of indexers"
+            formula = (
+                f" + {layers} x {queries} x {keys:g} x 2 x {text.index_n_heads} x {text.index_head_dim} of indexers"
+            )
             keys = min(keys, top)
     else:
         key = value = getattr(mine, "head_dim", None) or mine.hidden_size // heads

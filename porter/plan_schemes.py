@@ -76,9 +76,7 @@ BF16 = Format("bfloat16", "bfloat16", 16, "bfloat16", ((), GROUPED))
 FP32 = Format("float32", "float32", 32, "float32", ((), GROUPED))
 INT8 = Format("int8", "int8", 8, "int8", QUANTIZED, row_bits=32)
 # Beside the row's scale, quant_bias; an input scale and offset for all rows.
-STATIC_INT8 = Format(
-    "int8 static", "int8", 8, "int8", (("npu_quantize", *MATMUL), GROUPED), row_bits=64, each_bits=40
-)
+STATIC_INT8 = Format("int8 static", "int8", 8, "int8", (("npu_quantize", *MATMUL), GROUPED), row_bits=64, each_bits=40)
 INT8_WEIGHTS = Format("int8 weight-only", "int8", 8, "bfloat16", (WEIGHT_ONLY, GROUPED), row_bits=32)
 # A scale of 64 bits per group, and scale_bias of 32 per row: experts_w4a8's layout.
 INT4 = Format("int4", "int4", 4, "int8", QUANTIZED, row_bits=32, group_bits=64, groups=scale_groups)
@@ -159,7 +157,7 @@ class KernelVerdict:
 
 
 def ported_as(name: str | None) -> str | None:
-    """The scheme in which a port is made that is to be planned in scheme `name`. Raises PorterError for an unknown one."""
+    """The scheme in which to make the port that is to be planned in scheme `name`; PorterError for an unknown one."""
     if name is None:
         return None
     wanted = ALIASES.get(name, name)
@@ -193,7 +191,8 @@ def judge(storage: Storage, chip: Chip, experts: bool) -> tuple[KernelVerdict, .
         use = "experts" if kind_of(f"{module}.weight") == "routed experts" else "linears"
         found[use, form.name] = _judged(use, form, chip)
     if not found:
-        found = {(use, "bfloat16"): _judged(use, storage.plain, chip) for use in ("linears", *["experts"] * experts)}
+        plain = storage.plain
+        found = {(use, plain.name): _judged(use, plain, chip) for use in ("linears", *["experts"] * experts)}
     return tuple(found.values())
 
 

@@ -16,7 +16,8 @@ from porter.cli import app
 from porter.errors import Refusal
 from porter.kernels.registry import default_registry
 from porter.parallel_layout import Layout, local_config
-from porter.plan_deployment import Planner, plan_deployment
+from porter.plan_cards import Planner
+from porter.plan_deployment import plan_deployment
 from porter.plan_memory import Load, Worked
 from porter.plan_ops import Observed, observed_calls, ops_on_chip, shallow_config
 from porter.plan_roofline import Card, decode, prefill
