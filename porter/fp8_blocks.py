@@ -29,8 +29,8 @@ READABLE = "porter reads quant_method fp8 in blocks (weight_block_size, weight_s
 def block_size(config: Any, where: str = "config.json") -> tuple[int, int] | None:
     """Rows and columns of a block by the quantization_config of `config` (a dictionary, or transformers' object); None
     without one. Raises PorterError for any other kind of quantization, naming what porter reads."""
-    get = config.get if isinstance(config, dict) else lambda name: getattr(config, name, None)
-    found = get("quantization_config")
+    name = "quantization_config"
+    found = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     if found is None:
         return None
     fields = found if isinstance(found, dict) else found.to_dict()
