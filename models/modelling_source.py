@@ -24,11 +24,17 @@ OP_IMPORTS = (
 )
 PLAIN_LINEAR = re.compile(r"(?<![\w.])(?:torch\.)?nn\.Linear\(")
 MASKLESS = {"indexer", "sparse_mla_attention"}
-FORCED_MASK = re.compile(r'"allow_is_causal_skip": False,.*')
-CAUSAL_WITHOUT_MASK = '"allow_is_causal_skip": not getattr(cache, "is_compileable", False),'
+STATIC = 'getattr(cache, "is_compileable", True)'
+WITHOUT_MASK = (
+    (r'"allow_is_causal_skip": False,.*', '"allow_is_causal_skip": not getattr(cache, "is_compileable", False),'),
+    (
+        r'"indexed_attention": create_causal_mask\(\*\*mask_kwargs\)',
+        f'"indexed_attention": create_causal_mask(**mask_kwargs) if attention_mask is not None or {STATIC} else None',
+    ),
+)
 """Upstream's indexer knows causality by a mask alone, so that upstream always makes one. Where indexer and attention
 (`MASKLESS`) are ported, the Ops know it without, and kernels of some chips take no mask; but a static cache shows keys
-that are not there yet."""
+that are not there yet, and without a cache upstream looks for several sequences in a row."""
 AUTO_MODEL = "AutoModel.from_config"
 MODEL_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration")
 
@@ -86,7 +92,8 @@ def ported_text(
             edits.append(_float32_edit(node))
     lines = [line if _within(i, kept) else PLAIN_LINEAR.sub("Linear(", line) for i, line in enumerate(lines)]
     if MASKLESS <= {candidate.rewrite for candidate in candidates.values()}:
-        lines = [FORCED_MASK.sub(CAUSAL_WITHOUT_MASK, line) for line in lines]
+        for forced, causal in WITHOUT_MASK:
+            lines = [re.sub(forced, causal, line) for line in lines]
     return _with_header(absolute_imports("\n".join(apply_edits(lines, edits)), module), module, chip)
 
 

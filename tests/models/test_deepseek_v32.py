@@ -112,7 +112,8 @@ def test_masks_are_made_only_where_causality_does_not_say_it_all(
         return [any(masks[i : i + layers]) for i in range(0, len(masks), layers)]
 
     assert masked([43, 1, 1], cache_for(ported.config, 64)) == [False, False, False]
-    assert masked([20, 25], cache_for(ported.config, 64)) == [False, True]
+    assert masked([20, 24, 1], cache_for(ported.config, 64)) == [False, False, False]
+    assert masked([45], DynamicCache(config=ported.config)) == [False]
     static = StaticCache(config=ported.config, max_cache_len=64)
     assert static.is_compileable
     assert masked([43, 1, 1], static) == [True, True, True]
