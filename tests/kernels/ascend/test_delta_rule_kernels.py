@@ -66,6 +66,7 @@ def test_kernel_calls_no_operator_of_the_vendors(emulator: Emulator) -> None:
     assert kernel is not None
     kernel.call(*real(3, 1.0, heads=2))
     assert not seen
+    assert kernel.evidence.rung == "declared"
 
 
 def test_vendors_operator_rounds_the_state_far_beyond_the_ops_bound(emulator: Emulator) -> None:
