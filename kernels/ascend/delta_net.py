@@ -38,8 +38,10 @@ def chunked(
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The chunked gated delta rule in float32 (Yang et al. 2024, Gated Delta Networks, section 3.3): the systems of
-    many chunks at once, by matrix products, so that only the state passes from chunk to chunk. torch_npu's float32 products
-    are such unless torch.npu.matmul.allow_hf32 is switched on."""
+    many chunks at once, by matrix products, so that only the state passes from chunk to chunk.
+
+    torch_npu's products are in float32 unless torch.npu.matmul.allow_hf32 is switched on.
+    """
     _real("the gated delta rule", value)
     states = _first(state, (value.shape[0], value.shape[2], key.shape[3], value.shape[3]), value)
     outputs = []
