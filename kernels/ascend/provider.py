@@ -15,6 +15,8 @@ from porter.kernels.ascend.delta_net import EVIDENCE as DELTA_NET_EVIDENCE
 from porter.kernels.ascend.delta_net import KERNELS as DELTA_NET
 from porter.kernels.ascend.dry_run import Kernel, dry_run, signature
 from porter.kernels.ascend.experts import KERNELS as EXPERTS
+from porter.kernels.ascend.gates import EVIDENCE as GATES_EVIDENCE
+from porter.kernels.ascend.gates import KERNELS as GATES
 from porter.kernels.ascend.hyper_connection import KERNELS as HYPER_CONNECTION
 from porter.kernels.ascend.linear import EVIDENCE as LINEAR_EVIDENCE
 from porter.kernels.ascend.linear import KERNELS as LINEAR
@@ -36,6 +38,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **LINEAR,
     **SPARSE_ATTENTION,
     **DELTA_NET,
+    **GATES,
     **HYPER_CONNECTION,
     **ROUTER,
     **EXPERTS,
@@ -49,7 +52,7 @@ EMULATED = Evidence(
     "the vendor's documented semantics on the CPU, its constraints enforced; schemas those of torch_npu 2.13.0",
     date="2026-11-30",
 )
-WITHOUT_CALLS = {**LINEAR_EVIDENCE, **DELTA_NET_EVIDENCE}
+WITHOUT_CALLS = {**LINEAR_EVIDENCE, **DELTA_NET_EVIDENCE, **GATES_EVIDENCE}
 """The evidence of kernels that call no operator of the vendor's."""
 REMEMBERED = 4096
 """Shapes of calls whose verdict a kernel keeps; a longer history than any batch needs is forgotten whole."""

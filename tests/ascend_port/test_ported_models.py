@@ -1,0 +1,78 @@
+"""Trained models ported to Ascend: the exported code runs under the emulator, speaks as the golden, and is aligned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import porter
+from porter.chips.catalogue import load_catalogue
+from porter.emulation import emulating
+from porter.errors import PorterError
+from porter.kernels.ascend.emulator.stand_in import emulated_npu
+from porter.kernels.dispatch import usage
+from porter.original import original_directory
+
+CHIP = "ascend-910b"
+PROMPT = "Once upon a time"
+NEW_TOKENS = 16
+MODELS = ("tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v2", "tiny-deepseek-v3")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def ported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, porter.Golden]:
+    """A shipped model's port, and the golden of the original in bfloat16."""
+    folder = tmp_path_factory.mktemp(request.param)
+    original = original_directory(request.param)
+    model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16).eval()
+    ids = AutoTokenizer.from_pretrained(original)(PROMPT, return_tensors="pt").input_ids
+    golden = porter.capture(model, ids, folder / "golden", new_tokens=NEW_TOKENS)
+    porter.adapt(request.param, "ascend", output=folder / "port", strict=True)
+    return folder / "port", golden
+
+
+def continued(model: Any, golden: porter.Golden) -> list[int]:
+    """The tokens that `model` adds to the golden's prompt, greedily."""
+    prompt = torch.tensor([golden.manifest["tokens"][0]])
+    with torch.no_grad():
+        return list(model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)[0, prompt.shape[1] :].tolist())
+
+
+def test_the_exported_code_speaks_as_the_golden(ported: tuple[Path, porter.Golden]) -> None:
+    directory, golden = ported
+    with emulated_npu(CHIP) as emulator:
+        seen: list[str] = []
+        emulator.observers.append(lambda call, result: seen.append(call.op.name))
+        model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True, dtype="auto").eval()
+        assert type(model).__module__.startswith("transformers_modules.")
+        assert continued(model, golden) == [int(step[0]) for step in golden.generated][:NEW_TOKENS]
+        rows = usage(model)
+    assert {row["provider"] for row in rows if row["calls"]} == {"ascend"}
+    assert not [row for row in rows if row["fallbacks"]]
+    assert {"npu_rms_norm", "npu_add_rms_norm", "npu_fused_infer_attention_score"} & set(seen)
+
+
+def test_the_port_is_aligned_and_says_that_it_was_emulated(ported: tuple[Path, porter.Golden]) -> None:
+    directory, golden = ported
+    with emulating(load_catalogue().get(CHIP)):
+        report = porter.align(golden, directory).to_json()
+    assert report["verdict"] == "aligned", report["first_drift"]
+    assert report["coverage"]["parameters"] == 1.0
+    assert report["environment"]["candidate"]["emulated"] == CHIP
+
+
+def test_without_the_chip_it_is_refused_in_words(ported: tuple[Path, porter.Golden]) -> None:
+    with pytest.raises(PorterError, match="this machine has no torch_npu; run it there, or pass --emulate"):
+        porter.load(ported[0])
+
+
+def test_no_file_of_the_export_imports_porter(ported: tuple[Path, porter.Golden]) -> None:
+    texts = {path.name: path.read_text() for path in ported[0].glob("*.py")}
+    assert not [name for name, text in texts.items() if "from porter" in text or "import porter" in text]
+    assert not [name for name in texts if "emulator" in name or "kernels_cpu" in name]
+    assert "torch_npu" not in sys.modules
