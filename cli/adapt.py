@@ -42,6 +42,7 @@ def adapt(
     Example: porter adapt tiny-deepseek-v3 --target cpu --scheme int8 --output port
     """
     from porter.adaptation import adapt as run
+    from porter.chips.catalogue import load_catalogue
     from porter.errors import PorterError
     from porter.plan_schemes import ported_as
 
@@ -77,7 +78,7 @@ def adapt(
         port = run(
             model,
             target,
-            scheme=ported_as(scheme) if planned else scheme,
+            scheme=ported_as(scheme, load_catalogue().get(target)) if planned else scheme,
             dtype=dtype,
             output=output,
             weights=weights,

@@ -16,7 +16,7 @@ def print_port(console: Console, result: dict[str, Any]) -> None:
     """Classes, Ops and proof of a port, its weights and its memory-bound limit on one device."""
     plan = result["plan"]
     deployment = result.get("deployment")
-    console.print(f"{plan['model_type']} on {plan['chip']}, scheme {plan['scheme']}")
+    console.print(f"{plan['model_type']} on {plan['chip']}" + ("" if deployment else f", scheme {plan['scheme']}"))
     table = Table("class", "rewrite", "variant", "float64 error")
     for row in plan["ported"]:
         table.add_row(row["class"], row["rewrite"], row["variant"], f"{row['proof_error']:.1e}")

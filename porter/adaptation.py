@@ -27,7 +27,15 @@ from porter.models.own_code import family_of_checkpoint
 from porter.models.port import PortedSource, source_on_meta
 from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
-from porter.plan import Plan, bytes_read_per_token, kv_bytes_per_token, op_plans, parameter_bytes, state_bytes
+from porter.plan import (
+    Plan,
+    bytes_read_per_token,
+    kv_bytes_per_token,
+    op_plans,
+    parameter_bytes,
+    parameter_count,
+    state_bytes,
+)
 from porter.quantization import scheme_named
 from porter.quantized_modules import modules_of_scheme, quantized_modules
 from porter.scheme_targets import refuse_on
@@ -204,7 +212,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
         model_type=family.model_type,
         chip=chip.name,
         scheme=scheme,
-        parameters=sum(p.numel() for n, p in model.named_parameters() if not n.endswith("_scale")),
+        parameters=parameter_count(model),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token(config, dtype.itemsize),
         state_bytes=state_bytes(model, dtype.itemsize),

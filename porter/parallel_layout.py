@@ -180,7 +180,8 @@ def _expert_shapes(experts: int, hidden: int, inner: int, packed: bool) -> dict[
     shapes: dict[str, tuple[int, ...]] = {}
     for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
         shapes[name] = (experts, inputs, outputs // 2) if packed else (experts, outputs, inputs)
-        shapes[f"{name}_scale"] = (experts, scale_groups(inputs), outputs) if packed else (experts, outputs)
+        groups = scale_groups(inputs) if name == "down_proj" else 1
+        shapes[f"{name}_scale"] = (experts, groups, outputs) if packed else (experts, outputs)
         shapes[f"{name}_scale_bias"] = (experts, outputs)
     return shapes
 

@@ -61,11 +61,23 @@ class Plan:
         return asdict(self)
 
 
+def is_scale(name: str) -> bool:
+    """Whether a parameter belongs to how a scheme stores another one, and keeps its own dtype."""
+    return name.rpartition(".")[2].endswith(("_scale", "_scale_bias", "_offset", "quant_bias"))
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Weights of a ported model, int4 codes each, what schemes add left out."""
+    parameters = dict(model.named_parameters())
+    packed = {name.removesuffix("_scale_bias") for name in parameters if name.endswith("_scale_bias")}
+    return sum(p.numel() * (2 if n in packed else 1) for n, p in parameters.items() if not is_scale(n))
+
+
 def parameter_bytes(model: nn.Module, dtype: torch.dtype) -> dict[str, int]:
     """Bytes of each parameter of a meta-device ported `model`: what its scheme does not store otherwise has `dtype`."""
     result = {}
     for name, parameter in model.named_parameters():
-        by_scheme = parameter.dtype != torch.get_default_dtype() or name.endswith("_scale")
+        by_scheme = parameter.dtype != torch.get_default_dtype() or is_scale(name)
         result[name] = parameter.numel() * (parameter.dtype if by_scheme else dtype).itemsize
     return result
 

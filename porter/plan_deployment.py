@@ -64,7 +64,7 @@ def _module_json(row: Stored) -> dict[str, Any]:
 def plan_deployment(
     port: Port, scheme: str | None, load: Load, tp: int | None = None, ep: int | None = None
 ) -> Deployment:
-    """The plan of `port`, made in `ported_as(scheme)`, for `load`; without sizes on the fewest cards, without a scheme
+    """The plan of `port`, made in any scheme, for `load`; without sizes on the fewest cards, without a scheme
     in the port's own.
 
     Raises PorterError for sizes or a load that contradict each other or the model, and Refusal where no number of cards

@@ -24,6 +24,7 @@ from porter.models.auto_class import text_config
 from porter.models.cache_argument import cache_keyword
 from porter.models.port import PortedSource
 from porter.parallel_layout import Layout, local_model
+from porter.plan import is_scale
 from porter.plan_memory import Load
 from porter.quantization import Scheme
 from porter.quantized_modules import quantized_modules
@@ -118,7 +119,7 @@ def observed_calls(
         shallow.porter["quantized"] = quantized_modules(source, shallow, scheme)
     model: Any = local_model(source.model_class(), shallow, layout).eval()
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and "scale" not in name.rpartition(".")[2]:
+        if parameter.is_floating_point() and not is_scale(name):
             parameter.data = parameter.data.to(dtype)
     seen: list[Observed] = []
     observers = observe(model, seen)

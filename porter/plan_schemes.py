@@ -20,12 +20,17 @@ from porter.quantized_modules import quantized_modules
 Verdict = Literal["native", "fallback", "undocumented"]
 
 
-def _ones(inputs: int) -> int:
+def _one(row: Held) -> int:
     return 1
 
 
-def _by_32(inputs: int) -> int:
-    return -(-inputs // 32)
+def _by_32(row: Held) -> int:
+    return -(-row.local[-1] // 32)
+
+
+def _of_int4(row: Held) -> int:
+    """As models.schemes stores them: gate_up_proj has a scale per row, down_proj one for each group of inputs."""
+    return scale_groups(row.local[-1]) if row.name.endswith("down_proj") else 1
 
 
 @dataclass(frozen=True)
@@ -45,21 +50,21 @@ class Format:
     operators: tuple[tuple[str, ...], tuple[str, ...]]
     row_bits: int = 0
     group_bits: int = 0
-    groups: Callable[[int], int] = _ones
+    groups: Callable[[Held], int] = _one
     each_bits: int = 0
     called: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def bytes_of(self, row: Held) -> float:
         """Bytes on one card of a weight and its scales."""
         inputs = row.local[-1]
-        per_row = self.row_bits + self.groups(inputs) * self.group_bits
+        per_row = self.row_bits + self.groups(row) * self.group_bits
         return (row.elements * self.bits + row.elements // inputs * per_row + row.layers * self.each_bits) / 8
 
     def arithmetic(self, row: Held) -> str:
         """`bytes_of` as a formula with its numbers."""
         rows = " x ".join(map(str, (row.layers, *row.local[:-1])))
         text = f"{rows} x {row.local[-1]} x {self.bits / 8:g} B"
-        per_row = self.row_bits + self.groups(row.local[-1]) * self.group_bits
+        per_row = self.row_bits + self.groups(row) * self.group_bits
         if per_row:
             text += f" + {rows} rows x {per_row / 8:g} B"
         return text + (f" + {row.layers} x {self.each_bits // 8} B" if self.each_bits else "")
@@ -78,8 +83,8 @@ INT8 = Format("int8", "int8", 8, "int8", QUANTIZED, row_bits=32)
 # Beside the row's scale, quant_bias; an input scale and offset for all rows.
 STATIC_INT8 = Format("int8 static", "int8", 8, "int8", (("npu_quantize", *MATMUL), GROUPED), row_bits=64, each_bits=40)
 INT8_WEIGHTS = Format("int8 weight-only", "int8", 8, "bfloat16", (WEIGHT_ONLY, GROUPED), row_bits=32)
-# A scale of 64 bits per group, and scale_bias of 32 per row: experts_w4a8's layout.
-INT4 = Format("int4", "int4", 4, "int8", QUANTIZED, row_bits=32, group_bits=64, groups=scale_groups)
+# A scale of 64 bits per group, and scale_bias of 32 per row: the layout of the Op experts/w4a8.
+INT4 = Format("int4", "int4", 4, "int8", QUANTIZED, row_bits=32, group_bits=64, groups=_of_int4)
 FP8 = Format(
     "float8_e4m3fn",
     "float8_e4m3fn",
@@ -156,14 +161,19 @@ class KernelVerdict:
     why: str
 
 
-def ported_as(name: str | None) -> str | None:
-    """The scheme in which to make the port that is to be planned in scheme `name`; PorterError for an unknown one."""
+def ported_as(name: str | None, chip: Chip) -> str | None:
+    """The scheme in which to make the port that is to be planned in scheme `name`: bf16 for schemes that porter does not
+    write, or whose products no document gives the chip. Raises PorterError for an unknown scheme."""
     if name is None:
         return None
     wanted = ALIASES.get(name, name)
     if wanted not in SCHEMES and wanted not in PLANNED:
         raise PorterError(f"--scheme {name}: is not known; choose one of {', '.join((*SCHEMES, *PLANNED))}")
-    return "bf16" if wanted in PLANNED else wanted
+    if wanted in PLANNED:
+        return "bf16"
+    scheme = SCHEMES[wanted]
+    forms = (OF_MODULE[made] for made in (scheme.linears, scheme.attention) if made)
+    return wanted if all(_judged("linears", form, chip).verdict == "native" for form in forms) else "bf16"
 
 
 def storage_of(name: str, source: PortedSource, config: Any) -> Storage:

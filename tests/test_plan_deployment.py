@@ -6,18 +6,21 @@ import dataclasses
 import functools
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import ascend_plans
 from porter.adaptation import Port, plan_port
 from porter.chips.catalogue import load_catalogue
 from porter.cli import app
 from porter.errors import Refusal
 from porter.kernels.registry import default_registry
+from porter.models.presets import preset
 from porter.parallel_layout import Layout, local_config
 from porter.plan_cards import Planner
-from porter.plan_deployment import plan_deployment
+from porter.plan_deployment import deployment, plan_deployment
 from porter.plan_memory import Load, Worked
 from porter.plan_ops import Observed, observed_calls, ops_on_chip, shallow_config
 from porter.plan_roofline import Card, decode, prefill
@@ -73,12 +76,23 @@ def test_every_formula_gives_its_figure(model: str, chip: str, scheme: str, layo
         assert evaluated(figure) == pytest.approx(figure.value, rel=2e-3), (figure.name, figure.arithmetic)
 
 
-@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-32b", "qwen3-next-80b-a3b"])
-@pytest.mark.parametrize("scheme", ["bf16", "w8a16", "w8a8"])
+@pytest.mark.parametrize(
+    ("model", "scheme"),
+    [
+        ("deepseek-v3", "w4a8"),
+        ("deepseek-v3", "deepseek-w8a8"),
+        ("qwen3-32b", "w8a16"),
+        ("qwen3-next-80b-a3b", "w8a8"),
+        ("qwen3-next-80b-a3b", "bf16"),
+    ],
+)
 def test_on_one_card_the_weights_are_those_of_the_port(model: str, scheme: str) -> None:
     planner = planner_of(model)
     plan = planner.card(planner.storage(scheme), Layout(1, 1))
-    assert sum(w.value for w in plan.weights) == port_of(model, scheme=scheme).plan.weight_bytes
+    port = port_of(model, scheme=scheme)
+    assert sum(w.value for w in plan.weights) == port.plan.weight_bytes
+    # Published counts have the routers' biases, which are buffers here.
+    assert port.plan.parameters == pytest.approx(preset(model).published_parameters, rel=1e-6)
 
 
 def test_figures_that_can_be_worked_out_by_hand() -> None:
@@ -221,6 +235,7 @@ def test_the_command_prints_its_plan_and_its_verdict(capsys: pytest.CaptureFixtu
         (["--target", "ascend", "--plan", "--ep", "2"], 2, "no routed experts"),
         (["--target", "ascend", "--plan", "--batch", "0"], 2, "--batch 0"),
         (["--target", "ascend", "--plan", "--scheme", "w3"], 2, "--scheme w3"),
+        (["--target", "ascend", "--plan", "--scheme", "w4a8"], 2, "the model has no routed experts"),
         (["--target", "cpu", "--plan", "--tp", "2"], 2, "--tp and --ep"),
     ],
 )
@@ -235,3 +250,18 @@ def test_a_scheme_that_porter_does_not_write_is_planned_over_another() -> None:
     plan = plan_deployment(port_of("qwen3-32b", "ascend-950"), "mxfp8", LOAD, 4)
     assert (plan.scheme, plan.ops_scheme) == ("mxfp8", "bf16") and plan.ops
     assert plan.to_json()["kernels"][0]["verdict"] == "native"
+
+
+def test_the_document_holds_what_the_planner_says_today() -> None:
+    lines = (Path(__file__).parents[1] / "docs" / "ascend_plans.md").read_text(encoding="utf-8").splitlines()
+    for model, scheme in (("qwen3-32b", "w8a8"), ("deepseek-v3", "w8a8")):
+        row = ascend_plans.cell(deployment(planner_of(model), scheme).to_json())
+        assert f"| {' | '.join([model, scheme, *row])} |" in lines
+    assert "## ascend-950" in lines
+
+
+def test_qwen3_32b_in_int8_takes_more_cards_for_its_vocabulary() -> None:
+    """151936 rows of int8 are over the 65535 of npu_quant_matmul on one card and on two."""
+    plan = deployment(planner_of("qwen3-32b"), "w8a8")
+    assert plan.card.layout.cards == 4 and "2 do not: last dimensions of quantized products" in plan.why
+    assert "75968" in plan.why
