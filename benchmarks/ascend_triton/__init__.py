@@ -1,0 +1,1 @@
+"""The shared Triton kernels through Ascend's own compiler, without a chip: its IR run on x86, and its memory plan."""

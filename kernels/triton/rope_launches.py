@@ -1,0 +1,63 @@
+"""Launches of the rotary embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from porter.kernels.triton.launch import Launch, NotServed, Plan, blocks, power_of_two, unit_stride
+
+HEAD_CELLS = 4096
+"""Pairs (heads times half the rotary size) that a rotary embedding turns at once."""
+STATE_CELLS = 8192
+"""Cells of a delta rule's float32 state that a program keeps: 32 KiB, and two products of that size beside it."""
+ROUTED = 1024
+"""Experts that are chosen from at once."""
+
+
+def rope(neighbours: bool) -> Callable[..., Plan]:
+    """Query and key, a launch each, and one more for each where dimensions past the rotary ones pass through."""
+
+    def both(programs: int, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
+        if neighbours and cos.shape[-1] != query.shape[-1]:
+            raise NotServed("neighbouring pairs in a part of the head")
+        cos, sin = unit_stride(cos), unit_stride(sin)
+        if cos.stride() != sin.stride():
+            cos, sin = cos.contiguous(), sin.contiguous()
+        launches: list[Launch] = []
+        outputs = []
+        for states in (unit_stride(query), unit_stride(key)):
+            turned = states.new_empty(states.shape)
+            launches += _turning(programs, states, turned, cos, sin, neighbours)
+            outputs.append(turned)
+        return Plan(tuple(launches), tuple(outputs))
+
+    return both
+
+
+def _turning(
+    programs: int,
+    states: torch.Tensor,
+    turned: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    neighbours: bool,
+) -> list[Launch]:
+    batch, heads, length, size = states.shape
+    half = cos.shape[-1] // 2
+    strides = dict(zip(("batch_stride", "head_stride", "position_stride"), states.stride(), strict=False))
+    width = power_of_two(half)
+    tile = min(power_of_two(heads), max(HEAD_CELLS // width, 1))
+    across = blocks(heads, tile)
+    grid = (min(batch * length, max(programs // max(across, 1), 1)), across)
+    counts = {"positions": batch * length, "length": length, "heads": heads, "size": size}
+    arguments = {"states": states, "cos": cos, "sin": sin, "turned": turned, **counts, "half": half, **strides}
+    arguments |= {"angle_batch_stride": 0 if cos.shape[0] == 1 else cos.stride(0), "angle_stride": cos.stride(1)}
+    constants = {"NEIGHBOURS": neighbours, "HEADS": tile, "HALF": width}
+    launches = [Launch("rope", "rope", grid, arguments, constants)]
+    if 2 * half < size:
+        rest = {"states": states, "turned": turned, **counts, "start": 2 * half, **strides}
+        tail = {"HEADS": tile, "TAIL": power_of_two(size - 2 * half)}
+        launches.append(Launch("rope", "copy_tail", grid, rest, tail))
+    return launches
