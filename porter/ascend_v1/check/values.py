@@ -171,7 +171,7 @@ class Values:
             (self._pairs, "input_scale", "deq_scale keeps its float32 value, so that outputs are off by"),
             (self._narrowed, "weight_scale", "codes were made for its float32 value, so that rows are off by"),
         ):
-            exact = max(map(_least_error, [self.directory.model_dtype])) if suffix == "input_scale" else 0.0
+            exact = _least_error(self.directory.model_dtype) if suffix == "input_scale" else 0.0
             off = {name: error for name, error in errors.items() if error > exact}
             if not off:
                 continue
