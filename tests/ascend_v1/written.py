@@ -32,6 +32,24 @@ def write(model: str | Path, output: Path, scheme: str, **options: Any) -> Path:
     return output
 
 
+def entries(path: Path) -> dict[str, str]:
+    """The description."""
+    found: dict[str, str] = json.loads((path / DESCRIPTION).read_text())
+    return found
+
+
+def linears(path: Path, kind: str) -> list[str]:
+    """The linears of a type."""
+    return [n.removesuffix(".weight") for n, k in entries(path).items() if k == kind and n.endswith(".weight")]
+
+
+def nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Codes [N, K] of packed [N/2, K], by arithmetic on unsigned bytes: the even row is the remainder by 16."""
+    byte = packed.to(torch.int64) % 256
+    rows = torch.stack([byte % 16, byte // 16], dim=1).reshape(-1, packed.shape[1])
+    return torch.where(rows > 7, rows - 16, rows)
+
+
 @dataclass
 class Damaged:
     """A directory taken apart: change it, then `save`."""
