@@ -18,11 +18,9 @@ from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
 from triton.compiler import ASTSource  # type: ignore[import-not-found]
 from triton.compiler.compiler import make_backend  # type: ignore[import-not-found]
 
-from benchmarks.ascend_triton.tools import ToolError
-from porter.kernels import triton as kernels
+from benchmarks.ascend_triton.tools import SOURCES, ToolError
 from porter.kernels.triton.launch import Launch
 
-FOLDER = Path(kernels.__file__).parent
 TYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -50,7 +48,7 @@ class Frontend:
     `sources`: porter's own, or a folder with changed copies of some, which are looked up there first.
     """
 
-    sources: Path = FOLDER
+    sources: Path = SOURCES
     modules: dict[str, ModuleType] = field(default_factory=dict)
     lowered: dict[tuple[Any, ...], Lowered] = field(default_factory=dict)
 
@@ -69,7 +67,8 @@ class Frontend:
     def _module(self, source: str) -> ModuleType:
         if source not in self.modules:
             path = self.sources / f"{source}.py"
-            spec = importlib.util.spec_from_file_location(f"kernel_source_{source}", path if path.exists() else FOLDER / path.name)
+            path = path if path.exists() else SOURCES / path.name
+            spec = importlib.util.spec_from_file_location(f"kernel_source_{source}", path)
             assert spec is not None and spec.loader is not None
             self.modules[source] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(self.modules[source])
@@ -95,7 +94,8 @@ class Frontend:
             for stage in ("ttir", "ttadapter"):
                 module = stages[stage](module, metadata)
         except subprocess.CalledProcessError as error:
-            raise ToolError(f"triton-adapter-opt refuses {function.__name__}: {error.stderr.decode()[-600:]}") from error
+            said = error.stderr.decode()[-600:]
+            raise ToolError(f"triton-adapter-opt refuses {function.__name__}: {said}") from error
         except triton.CompilationError as error:
             raise ToolError(f"triton refuses {function.__name__}: {error}") from error
         return MIX_MODE.sub("", str(module))

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.ascend_triton.mutations import Key
+from porter.kernels.triton.delta_launches import KEY_SIZE
 from porter.kernels.triton.launch import Launch
 from porter.kernels.triton.plans import plan
+from porter.kernels.triton.router_launches import EXPERTS
+from porter.kernels.triton.row_launches import COLUMN_BLOCK, ROW_BLOCK
 
 TOKENS = 4096
-Key = tuple[str, str]
+WIDEST = "largest block that is served"
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, Key, tuple[Any, ...]]]:
@@ -54,6 +58,30 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Key, tuple[Any, ...]]]:
     gates = empty(64, 1, 32, of=wide), empty(64, 1, 32, of=wide)
     state = empty(64, 32, 128, 128, of=wide)
     yield "qwen3-next, 64 sequences, one token", ("gated_delta_rule", "recurrent"), (*heads, *gates, state)
+    yield from _widest(dtype)
+
+
+def _widest(dtype: torch.dtype) -> Iterator[tuple[str, Key, tuple[Any, ...]]]:
+    """Calls with the largest blocks that the plans allow."""
+
+    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=of, device="meta")
+
+    rows, weight = empty(TOKENS, ROW_BLOCK), empty(ROW_BLOCK)
+    yield WIDEST, ("rms_norm", "zero_centered"), (rows, weight, 1e-6)
+    yield WIDEST, ("rms_norm", "gated"), (rows, weight, rows, 1e-6)
+    yield WIDEST, ("add_rms_norm", "zero_centered"), (rows, rows, weight, 1e-6)
+    yield WIDEST, ("swiglu", "clamped"), (empty(TOKENS, 2 * COLUMN_BLOCK), 10.0)
+    states = empty(1, TOKENS, 64, 256).transpose(1, 2)
+    yield WIDEST, ("rope", "interleaved"), (states, states, empty(1, TOKENS, 256), empty(1, TOKENS, 256))
+    hidden, experts = empty(TOKENS, 4096), empty(EXPERTS, 4096, of=torch.float32)
+    yield WIDEST, ("router", "softmax"), (hidden, experts, 16, True)
+    bias = empty(EXPERTS, of=torch.float32)
+    yield WIDEST, ("router", "grouped_sigmoid"), (hidden, experts, bias, 16, 8, 4, True, 2.5)
+    heads = empty(4, 1, 8, KEY_SIZE), empty(4, 1, 8, KEY_SIZE), empty(4, 1, 8, KEY_SIZE)
+    gates = empty(4, 1, 8, of=torch.float32), empty(4, 1, 8, of=torch.float32)
+    state = empty(4, 8, KEY_SIZE, KEY_SIZE, of=torch.float32)
+    yield WIDEST, ("gated_delta_rule", "recurrent"), (*heads, *gates, state)
 
 
 def launches(dtype: torch.dtype) -> Iterator[tuple[str, Key, Launch]]:
@@ -77,8 +105,8 @@ TOO_LARGE = (
 """Blocks beyond a chip's memory, which the compiler must refuse: Op, kernel, constants."""
 
 
-def too_large(dtype: torch.dtype) -> Iterator[Launch]:
-    """Launches with the constants of TOO_LARGE."""
+def too_large(dtype: torch.dtype) -> Iterator[tuple[Key, Launch]]:
+    """(Op, launch) with the constants of TOO_LARGE."""
     for key, kernel, constants in TOO_LARGE:
         launch = next(launch for _, of, launch in launches(dtype) if of == key and launch.kernel == kernel)
-        yield replace(launch, constants={**launch.constants, **constants})
+        yield key, replace(launch, constants={**launch.constants, **constants})

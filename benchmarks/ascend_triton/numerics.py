@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ import torch
 
 from benchmarks.ascend_triton.frontend import Frontend, Lowered
 from benchmarks.ascend_triton.guarded import GuardedPlan, WroteOutside
+from benchmarks.ascend_triton.mutations import Key, Mutation
 from benchmarks.ascend_triton.on_cpu import CpuKernel
+from benchmarks.ascend_triton.results import Result
 from benchmarks.ascend_triton.tools import ToolError
+from benchmarks.ascend_triton.wider_cases import WIDER
 from porter.kernels.contract import Case, Evidence, Implementation
 from porter.kernels.registry import default_registry
 from porter.kernels.triton.launch import NotServed
@@ -23,30 +26,6 @@ from porter.kernels.verification import verify
 PROGRAMS = 3
 """Programs that share the rows: few, so that each works on several and none has as many as another."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-Key = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One case: `error` and `bound` as the Op measures them, or what stopped it."""
-
-    op: Key
-    dtype: torch.dtype
-    label: str
-    error: float
-    bound: float
-    stopped: str = ""
-    refused: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether it ran and is right, or is not served by any kernel."""
-        return not self.stopped and (bool(self.refused) or self.error <= self.bound)
-
-    def __str__(self) -> str:
-        what = self.stopped or f"error {self.error:.2g}, bound {self.bound:.2g}"
-        return f"{'/'.join(self.op)} {str(self.dtype).removeprefix('torch.')} {self.label}: {what}"
 
 
 class OnCpu:
@@ -62,10 +41,10 @@ class OnCpu:
         return len(self._built)
 
     def results(self, key: Key, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Iterator[Result]:
-        """Each case of an Op."""
+        """Each case of an Op, and the wider ones."""
         op = default_registry().op(*key)
         for dtype in dtypes:
-            for case in op.inputs(dtype):
+            for case in (*op.inputs(dtype), *WIDER[key](dtype)):
                 yield self._result(key, dtype, case)
 
     def _result(self, key: Key, dtype: torch.dtype, case: Case) -> Result:
@@ -98,3 +77,11 @@ class OnCpu:
         if id(lowered) not in self._built:
             self._built[id(lowered)] = lowered, CpuKernel(lowered, self._work)
         return self._built[id(lowered)][1]
+
+
+def first_fault(mutation: Mutation, folder: Path) -> Result | None:
+    """The first case that finds the fault, None where every case passes. Works in `folder`, an empty one."""
+    folder.mkdir(parents=True)
+    (folder / f"{mutation.source}.py").write_text(mutation.text(), encoding="utf-8")
+    kernels = OnCpu(Frontend(folder), folder / "built")
+    return next((r for r in kernels.results(mutation.op, (mutation.dtype,)) if not r.passed), None)

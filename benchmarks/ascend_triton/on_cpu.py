@@ -1,4 +1,4 @@
-"""Linalg IR compiled for x86 and run: bishengir-opt lowers it to LLVM, clang compiles, ctypes calls a program at a time."""
+"""Linalg IR compiled for x86 and run: bishengir-opt lowers it to LLVM, clang compiles, ctypes calls it."""
 
 from __future__ import annotations
 
@@ -86,8 +86,10 @@ def _build(lowered: Lowered, target: Path) -> None:
 
 def _plain(text: str) -> str:
     """The module without the vendor's attributes, which LLVM's own translator does not know."""
-    lines = (
-        "module {" if line.startswith("module attributes") else ATTRIBUTES.sub("", line) if "llvm.func" in line else line
-        for line in text.split("\n")
-    )
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith("module attributes"):
+            lines[number] = "module {"
+        elif "llvm.func" in line:
+            lines[number] = ATTRIBUTES.sub("", line)
     return "\n".join(lines)

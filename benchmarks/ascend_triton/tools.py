@@ -9,7 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from porter.kernels import triton as kernels
+
 PACKAGES = ("triton-ascend", "ascendnpu-ir", "torch")
+SOURCES = Path(kernels.__file__).parent
+"""The kernels."""
 BISHENGIR = Path(sysconfig.get_paths()["purelib"]) / "ascendnpuir" / "bin"
 LLVM = ("mlir-translate", "clang")
 DEBIAN = "apt-get install mlir-19-tools clang-19"

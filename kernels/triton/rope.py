@@ -24,13 +24,13 @@ def rope(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """states [B, heads, length, size] by strides -> turned, contiguous; one of B * length positions at a time.
+    """states [B, heads, length, size] by strides -> turned, contiguous; a position at a time.
 
-    The first 2 * half values of a head are turned: value i with value i + half, or, where NEIGHBOURS, value 2i with
-    2i + 1, written half apart. cos and sin [B or 1, length, 2 * half], whose halves are equal, so the first is read;
-    angle_batch_stride is 0 for a batch of 1.
+    Program axis 1 is HEADS heads. The first 2 * half values of a head are turned: value i with value i + half, or,
+    where NEIGHBOURS, value 2i with 2i + 1, written half apart. cos and sin [B or 1, length, 2 * half], whose halves are
+    equal, so the first is read; angle_batch_stride is 0 for a batch of 1.
     """
-    head = tl.arange(0, HEADS)[:, None]
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     pair = tl.arange(0, HALF)[None, :]
     angle = tl.arange(0, HALF)
     inside = (head < heads) & (pair < half)
@@ -67,8 +67,8 @@ def copy_tail(
     HEADS: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """The values of each head from `start` on, which partial rotary embeddings pass through, as they are."""
-    head = tl.arange(0, HEADS)[:, None]
+    """As `rope` for the values of each head from `start` on, which partial rotary embeddings pass through."""
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     value = start + tl.arange(0, TAIL)[None, :]
     inside = (head < heads) & (value < size)
     for index in range(tl.program_id(0), positions, tl.num_programs(0)):

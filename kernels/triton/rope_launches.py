@@ -8,8 +8,8 @@ import torch
 
 from porter.kernels.triton.launch import Launch, NotServed, Plan, blocks, power_of_two, unit_stride
 
-HEAD_CELLS = 4096
-"""Pairs (heads times half the rotary size) that a rotary embedding turns at once."""
+HEAD_CELLS = 2048
+"""Pairs of values, heads times half the rotary size, that are turned at once."""
 STATE_CELLS = 8192
 """Cells of a delta rule's float32 state that a program keeps: 32 KiB, and two products of that size beside it."""
 ROUTED = 1024
@@ -45,19 +45,24 @@ def _turning(
     neighbours: bool,
 ) -> list[Launch]:
     batch, heads, length, size = states.shape
-    half = cos.shape[-1] // 2
+    rotary = cos.shape[-1]
     strides = dict(zip(("batch_stride", "head_stride", "position_stride"), states.stride(), strict=False))
-    width = power_of_two(half)
-    tile = min(power_of_two(heads), max(HEAD_CELLS // width, 1))
-    across = blocks(heads, tile)
-    grid = (min(batch * length, max(programs // max(across, 1), 1)), across)
     counts = {"positions": batch * length, "length": length, "heads": heads, "size": size}
-    arguments = {"states": states, "cos": cos, "sin": sin, "turned": turned, **counts, "half": half, **strides}
+    grid, blocks_of = _tiles(programs, batch * length, heads, rotary // 2)
+    arguments = {"states": states, "cos": cos, "sin": sin, "turned": turned, **counts, "half": rotary // 2, **strides}
     arguments |= {"angle_batch_stride": 0 if cos.shape[0] == 1 else cos.stride(0), "angle_stride": cos.stride(1)}
-    constants = {"NEIGHBOURS": neighbours, "HEADS": tile, "HALF": width}
+    constants = {"NEIGHBOURS": neighbours, "HEADS": blocks_of[0], "HALF": blocks_of[1]}
     launches = [Launch("rope", "rope", grid, arguments, constants)]
-    if 2 * half < size:
-        rest = {"states": states, "turned": turned, **counts, "start": 2 * half, **strides}
-        tail = {"HEADS": tile, "TAIL": power_of_two(size - 2 * half)}
-        launches.append(Launch("rope", "copy_tail", grid, rest, tail))
+    if rotary < size:
+        grid, blocks_of = _tiles(programs, batch * length, heads, size - rotary)
+        rest = {"states": states, "turned": turned, **counts, "start": rotary, **strides}
+        launches.append(Launch("rope", "copy_tail", grid, rest, {"HEADS": blocks_of[0], "TAIL": blocks_of[1]}))
     return launches
+
+
+def _tiles(programs: int, positions: int, heads: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(grid, heads and values of a head in a block)."""
+    block = power_of_two(width)
+    tile = min(power_of_two(heads), max(HEAD_CELLS // block, 1))
+    across = blocks(heads, tile)
+    return (min(positions, max(programs // max(across, 1), 1)), across), (tile, block)

@@ -18,7 +18,10 @@ def router_logits(
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """hidden [tokens, width], weight [experts, width] -> logits float32 [tokens, experts]; a tile of them a program."""
+    """hidden [tokens, width], weight [experts, width] -> logits float32 [tokens, experts]; a tile of them a program.
+
+    Products of 16-bit values are exact in float32, so that they are widened only where the two have other dtypes.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
     column = tl.arange(0, BLOCK)
@@ -35,6 +38,9 @@ def router_logits(
             mask=inside[:, None] & (expert < experts)[None, :],
             other=0.0,
         )
-        sums = tl.dot(x.to(tl.float32), w.to(tl.float32), sums, input_precision="ieee")
+        if x.dtype != w.dtype:
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        sums = tl.dot(x, w, sums, input_precision="ieee")
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
     tl.store(logits + token[:, None] * experts + expert[None, :], sums, mask=inside)
