@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings = find(options.work, options.parts, ops)
     text = markdown(findings)
     print(text)
-    if options.report is not None:
+    whole = set(options.parts) == set(PARTS) and len(ops) == len(PLANNERS)
+    if options.report is not None and whole:
         before, mark, _ = options.report.read_text(encoding="utf-8").partition(MARK)
         options.report.write_text(f"{before}{mark}\n\n{text}\n", encoding="utf-8")
     found = problems(findings)
@@ -44,5 +45,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "ascend_triton", help="folder to write to")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="checks to make")
     parser.add_argument("--ops", nargs="+", default=names, choices=names, metavar="OP", help=", ".join(names))
-    parser.add_argument("--report", type=Path, help=f"document to write the tables to, after {MARK}")
+    parser.add_argument("--report", type=Path, help=f"document to write the tables of a whole run to, after {MARK}")
     return parser.parse_args(arguments)
