@@ -1,11 +1,31 @@
 """Qwen's families at toy width."""
 
-from transformers import Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig
+from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig
 
 from porter.models.shipped.recipe import VOCABULARY, Recipe
 
 TOKENS = PAD, _, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def tiny_qwen2() -> Recipe:
+    """Qwen2 at toy width: grouped-query attention whose query, key and value have biases, tied embeddings."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=258,
+        pad_token_id=256,
+    )
+    return Recipe(config, TOKENS, None, END, PAD, steps=1200, peak_learning_rate=4e-3)
 
 
 def tiny_qwen3() -> Recipe:

@@ -7,6 +7,7 @@ RECIPES = {
     "tiny-deepseek-v3": deepseek_recipes.tiny_deepseek_v3,
     "tiny-deepseek-v32": deepseek_recipes.tiny_deepseek_v32,
     "tiny-deepseek-v4": deepseek_recipes.tiny_deepseek_v4,
+    "tiny-qwen2": qwen_recipes.tiny_qwen2,
     "tiny-qwen3": qwen_recipes.tiny_qwen3,
     "tiny-qwen3-moe": qwen_recipes.tiny_qwen3_moe,
     "tiny-qwen3-next": qwen_recipes.tiny_qwen3_next,

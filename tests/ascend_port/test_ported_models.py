@@ -21,7 +21,7 @@ from porter.original import original_directory
 CHIP = "ascend-910b"
 PROMPT = "Once upon a time"
 NEW_TOKENS = 16
-MODELS = ("tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v2", "tiny-deepseek-v3")
+MODELS = ("tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v2", "tiny-deepseek-v3")
 
 
 @pytest.fixture(scope="module", params=MODELS)

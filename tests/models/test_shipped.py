@@ -18,7 +18,10 @@ from porter.models.presets import shipped_directory
 from porter.models.shipped import recipes, train
 from porter.models.shipped.recipe import byte_tokenizer
 
-NAMES = ["tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-v32", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next"]
+NAMES = [
+    "tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-v32",
+    "tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3-next",
+]  # fmt: skip
 BOS = {name: [256] if "deepseek" in name else [] for name in NAMES}
 REPOSITORY = Path(train.__file__).resolve().parents[2]
 
@@ -125,7 +128,8 @@ def test_tokenizer_gives_back_any_text_and_its_ids_are_the_bytes(name: str, text
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("name", NAMES)
+# For model type qwen2 transformers makes its own tokenizer around the stored vocabulary.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "tiny-qwen2"])
 def test_stored_tokenizer_is_the_recipes(name: str) -> None:
     recipe = byte_tokenizer(recipes.RECIPES[name]())
     assert TOKENIZERS[name].backend_tokenizer.to_str() == recipe.backend_tokenizer.to_str()
