@@ -112,7 +112,7 @@ def _split(console: Console, modules: list[dict[str, Any]]) -> None:
 
 def _constraints(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table("constraint", "numbers", "verdict", "source", box=None, pad_edge=False)
-    words = {True: "met", False: "BROKEN", None: "not documented"}
+    words = {True: "met", False: "BROKEN", None: "not documented so"}
     for row in rows:
         source = row["source"].removeprefix("op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-")
         table.add_row(row["needs"], row["numbers"], words[row["met"]], source)

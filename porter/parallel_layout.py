@@ -148,6 +148,8 @@ def local_config(config: Any, layout: Layout) -> Any:
             setattr(text, field, count // layout.tp)
     if getattr(whole, "num_key_value_heads", None):
         text.num_key_value_heads = max(1, kv_heads_of(config) // layout.tp)
+    # Rows of the vocabulary are dealt out, and the padding token may be on another card.
+    text.pad_token_id = local.pad_token_id = None
     for field in WIDTHS:
         if isinstance(width := getattr(whole, field, None), int):
             setattr(text, field, -(-width // layout.tp))

@@ -11,7 +11,9 @@ from torch import nn
 
 from porter.adaptation import Port
 from porter.chips.catalogue import Chip
+from porter.compressed_keys import has_compressed_keys
 from porter.errors import PorterError, Refusal
+from porter.models.auto_class import text_config
 from porter.parallel_layout import Held, Layout, experts_of, held, local_config, local_model, undividable
 from porter.plan import state_bytes
 from porter.plan_constraints import Constraint, Subject, constraints
@@ -78,6 +80,10 @@ class Planner:
     """Plans one port on its chip, over layouts and schemes; keeps what they share."""
 
     def __init__(self, port: Port, load: Load) -> None:
+        """Raises PorterError for caches that plans do not work out."""
+        if has_compressed_keys(text_config(port.config)):
+            name = port.family.model_type
+            raise PorterError(f"{name}: plans for Ascend do not work out caches of compressed keys yet")
         self.port, self.load = port, load
         self.model_class = port.source.model_class()
         self.config = copy.deepcopy(port.config)

@@ -22,7 +22,8 @@ POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Constraint:
-    """One requirement with the layout's `numbers`. `met` is None where no document says what this chip takes."""
+    """One requirement with the layout's `numbers`. `met` is None where no document says what this chip takes, or no
+    layout can meet it: the Op then runs as plain torch."""
 
     needs: str
     numbers: str
@@ -74,10 +75,13 @@ def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     if getattr(text, "kv_lora_rank", None):
         numbers = f"{text.num_attention_heads} heads / TP {subject.layout.tp} = {heads} a card"
         yield Constraint(
-            f"query heads over latents one of {', '.join(map(str, POWERS))}", numbers, heads in POWERS, page
+            f"query heads over latents one of {', '.join(map(str, POWERS))}",
+            numbers,
+            heads in POWERS or _plain_torch(text),
+            page,
         )
         sizes = f"latent {text.kv_lora_rank}, rope {text.qk_rope_head_dim}"
-        met = (text.kv_lora_rank, text.qk_rope_head_dim) == (512, 64)
+        met = (text.kv_lora_rank, text.qk_rope_head_dim) == (512, 64) or None
         yield Constraint("latent of 512 with rope of 64", sizes, met, page)
         return
     shared = heads // max(1, mine.num_key_value_heads)
@@ -85,7 +89,12 @@ def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     met = heads % max(1, mine.num_key_value_heads) == 0 and shared <= 64
     yield Constraint("query heads a whole multiple, at most 64, of KV heads", numbers, met, page)
     dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    yield Constraint("head size at most 512 and 16-byte aligned", f"{dim}", dim <= 512 and dim % 8 == 0, page)
+    yield Constraint("head size at most 512 and 16-byte aligned", f"{dim}", (dim <= 512 and dim % 8 == 0) or None, page)
+
+
+def _plain_torch(text: Any) -> bool | None:
+    """None where no layout brings the model to the operator: it runs as plain torch, whatever its heads."""
+    return None if (text.kv_lora_rank, text.qk_rope_head_dim) != (512, 64) else False
 
 
 def _prolog(subject: Subject) -> Iterator[Constraint]:
@@ -106,9 +115,12 @@ def _indexer(subject: Subject) -> Iterator[Constraint]:
     page, top = PAGES + "npu_lightning_indexer.md", text.index_topk
     numbers = f"{text.index_n_heads} heads of {text.index_head_dim}, whole on each card"
     yield Constraint(
-        "at most 64 indexer heads of 128", numbers, text.index_n_heads <= 64 and text.index_head_dim == 128, page
+        "at most 64 indexer heads of 128",
+        numbers,
+        (text.index_n_heads <= 64 and text.index_head_dim == 128) or None,
+        page,
     )
-    met = 1 <= top <= 2048 or 3072 <= top <= 8192
+    met = 1 <= top <= 2048 or 3072 <= top <= 8192 or None
     yield Constraint("keys chosen 1..2048 or 3072..8192", f"{top}", met, page)
 
 
@@ -118,7 +130,9 @@ def _linear_attention(subject: Subject) -> Iterator[Constraint]:
         return
     page = PAGES + "npu_chunk_gated_delta_rule.md"
     key, value = mine.linear_key_head_dim, mine.linear_value_head_dim
-    yield Constraint("head sizes of linear attention at most 128", f"{key} and {value}", max(key, value) <= 128, page)
+    yield Constraint(
+        "head sizes of linear attention at most 128", f"{key} and {value}", max(key, value) <= 128 or None, page
+    )
     heads = f"{mine.linear_num_value_heads} value heads / {mine.linear_num_key_heads} key heads a card"
     met = mine.linear_num_value_heads % max(1, mine.linear_num_key_heads) == 0
     yield Constraint("value heads a whole multiple of key heads", heads, met, page)

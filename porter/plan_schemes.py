@@ -162,7 +162,7 @@ class KernelVerdict:
 
 
 def ported_as(name: str | None, chip: Chip) -> str | None:
-    """The scheme in which to make the port that is to be planned in scheme `name`: bf16 for schemes that porter does not
+    """The scheme in which to make the port that is to be planned in scheme `name`: bf16 for those that porter does not
     write, or whose products no document gives the chip. Raises PorterError for an unknown scheme."""
     if name is None:
         return None

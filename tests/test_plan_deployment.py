@@ -260,6 +260,15 @@ def test_the_document_holds_what_the_planner_says_today() -> None:
     assert "## ascend-950" in lines
 
 
+def test_shipped_models_are_planned_and_caches_that_are_not_worked_out_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["adapt", "tiny-deepseek-v3", "--target", "ascend", "--plan", "--tp", "2", "--ep", "2"]) in (0, 1)
+    assert "2 x ascend-910b: TP 2, EP 2" in capsys.readouterr().out
+    assert app.run(["adapt", "deepseek-v4-flash", "--target", "ascend", "--plan"]) == 2
+    assert "compressed keys" in capsys.readouterr().err
+
+
 def test_qwen3_32b_in_int8_takes_more_cards_for_its_vocabulary() -> None:
     """151936 rows of int8 are over the 65535 of npu_quant_matmul on one card and on two."""
     plan = deployment(planner_of("qwen3-32b"), "w8a8")
