@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from porter.checkpoint.reader import Checkpoint
+import torch
+import transformers
+
+from porter.checkpoint.reader import CONFIG_LIMIT, Checkpoint
+from porter.checkpoint.strict_json import read_object
 from porter.errors import PorterError
+from porter.fp8_blocks import BlockWeight, Fp8Blocks, block_size
 from porter.loaded import refuse_made_up
-from porter.models.auto_class import auto_class, model_type_of
-from porter.models.presets import resolve
+from porter.models.auto_class import auto_class, model_class_name, model_type_of
+from porter.models.presets import read_config, resolve
 
 UNLOADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError, TypeError, AttributeError)
 """What transformers raises for a checkpoint whose files are damaged or contradict each other."""
@@ -29,10 +34,15 @@ def original_model(directory: Path, dtype: Any = "auto", trust_remote_code: bool
 
     PorterError where it cannot be loaded, or a parameter is not in the checkpoint: transformers would make it up.
     """
-    loader = auto_class(model_type_of(directory))
+    loader: Any = auto_class(model_type_of(directory))
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    source: Path | None = directory
+    widened = _widened(directory)
+    if widened is not None:
+        source, options = None, options | widened
+        loader = getattr(transformers, str(model_class_name(model_type_of(directory))))
     try:
-        loaded: Any = loader.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
+        loaded: Any = loader.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
     except UNLOADABLE as error:
         hint = "" if trust_remote_code else "; a checkpoint with its own code needs --trust-remote-code"
         if "ignore_mismatched_sizes" in str(error):
@@ -41,6 +51,31 @@ def original_model(directory: Path, dtype: Any = "auto", trust_remote_code: bool
     model, information = loaded
     refuse_made_up(directory, information, ignore=("unexpected_keys",))
     return model.eval()
+
+
+def _widened(directory: Path) -> dict[str, Any] | None:
+    """Config and tensors of a checkpoint in FP8 blocks, as floats of the config's dtype; None of any other checkpoint.
+
+    transformers multiplies FP8 blocks on GPUs alone, with rounded inputs.
+    """
+    fields = read_object(directory / "config.json", "save it again with save_pretrained", CONFIG_LIMIT, constants=True)
+    stored = fields.get("quantization_config")
+    known = isinstance(stored, dict) and stored.get("quant_method") == "fp8" and "weight_block_size" in stored
+    if not known or model_class_name(model_type_of(directory)) is None:
+        return None
+    config: Any = read_config(directory)
+    checkpoint = Checkpoint.open(directory)
+    blocks = Fp8Blocks.of(checkpoint, block_size(fields, f"{directory}/config.json"))
+    del config.quantization_config
+    dtype = getattr(config, "dtype", None) or torch.bfloat16
+    state: dict[str, torch.Tensor] = {}
+    scales = set(blocks.scales.values())
+    for name in checkpoint.names:
+        if name in scales:
+            continue
+        (part,) = blocks.parts((name,), [checkpoint.load(n) for n in blocks.sources((name,))])
+        state[name] = part.dense(dtype) if isinstance(part, BlockWeight) else part
+    return {"config": config, "state_dict": state}
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from porter.checkpoint.reader import Checkpoint
 from porter.errors import PorterError
 from porter.fp8_blocks import BlockWeight, Fp8Blocks, block_size
 from porter.models.presets import resolve
+from porter.original import original_model
 from porter.quantization import quantize_per_channel
 from porter.recipe import TensorRecipe
 
@@ -80,6 +81,17 @@ def test_int8_export_requantizes_what_fp8_means_not_its_bf16_rounding(tmp_path: 
         codes, scale = quantize_per_channel(torch.cat([exact[s] for s in sources]).float())
         assert torch.equal(stored[name], codes)
         assert torch.equal(stored[f"{name}_scale"], scale)
+
+
+def test_the_original_of_an_fp8_checkpoint_is_loaded_as_floats(tmp_path: Path) -> None:
+    source = resolve("tiny-deepseek-v3").directory
+    assert source is not None
+    exact = fp8_copy(source, tmp_path / "fp8", (16, 16), split=True)
+    state = original_model(tmp_path / "fp8").state_dict()
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert torch.equal(state[name], exact[name].float().bfloat16())
+    expert = exact["model.layers.1.mlp.experts.3.down_proj.weight"].float().bfloat16()
+    assert torch.equal(state["model.layers.1.mlp.experts.down_proj"][3], expert)
 
 
 def test_a_quantized_weight_is_never_wide_as_a_whole() -> None:
