@@ -88,7 +88,7 @@ def _module(emulator: Emulator) -> ModuleType:
     module.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
     for op in catalogue().values():
         setattr(module, op.name, _caller(emulator, op))
-    module.get_npu_format = emulator.formats.of
+    vars(module)["get_npu_format"] = emulator.formats.of
     setattr(module, EMULATED, emulator.chip)
     return module
 
