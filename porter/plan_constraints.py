@@ -141,11 +141,12 @@ def _linear_attention(subject: Subject) -> Iterator[Constraint]:
 def _last_dimensions(subject: Subject) -> Iterator[Constraint]:
     quantized = [r for r in subject.rows if r.form.bits < 16 and r.held.kind != "routed experts"]
     if quantized:
-        size, name = max((max(r.held.local), r.held.name) for r in quantized)
+        size, name = max((r.held.local[-1], r.held.name) for r in quantized)
+        rows, widest = max((r.held.local[0], r.held.name) for r in quantized)
+        products = -(-rows // (LAST_DIMENSION // 16 * 16))
         needs = f"last dimensions of quantized products at most {LAST_DIMENSION}"
-        yield Constraint(
-            needs, f"the largest is {size} ({name})", size <= LAST_DIMENSION, PAGES + "npu_quant_matmul.md"
-        )
+        numbers = f"inputs at most {size} ({name}); outputs at most {rows} ({widest}), in {products} products"
+        yield Constraint(needs, numbers, size <= LAST_DIMENSION, PAGES + "npu_quant_matmul.md")
     experts = [r for r in subject.rows if r.held.kind == "routed experts"]
     if experts:
         size, name = max((max(r.held.local[1:]), r.held.name) for r in experts)
