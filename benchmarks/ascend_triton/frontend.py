@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found]
-from triton._C.libtriton import ir  # type: ignore[import-not-found]
-from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
-from triton.compiler import ASTSource  # type: ignore[import-not-found]
-from triton.compiler.compiler import make_backend  # type: ignore[import-not-found]
+import triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 
 from benchmarks.ascend_triton.tools import SOURCES, ToolError
 from porter.kernels.triton.launch import Launch

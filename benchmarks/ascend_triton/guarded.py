@@ -37,7 +37,7 @@ class GuardedPlan:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._guarded: dict[int, _Guarded] = {}
-        written = {output.data_ptr() for output in plan.outputs}
+        written = {tensor.data_ptr() for launch in plan.launches for tensor in launch.written()}
         self.launches = [self._copied(launch, written) for launch in plan.launches]
 
     def _copied(self, launch: Launch, written: set[int]) -> Launch:
@@ -45,9 +45,7 @@ class GuardedPlan:
         for name, tensor in tensors.items():
             address = tensor.data_ptr()
             if address not in self._guarded:
-                # What no output is and a later launch reads, an earlier one writes: the router's float32 scores.
-                output = address in written or tensor is launch.arguments.get("logits")
-                self._guarded[address] = _guard(name, tensor, output)
+                self._guarded[address] = _guard(name, tensor, address in written)
         moved = {name: self._guarded[tensor.data_ptr()].tensor for name, tensor in tensors.items()}
         return replace(launch, arguments={**launch.arguments, **moved})
 
@@ -56,8 +54,8 @@ class GuardedPlan:
         for guarded in self._guarded.values():
             _check(guarded)
         for output in self._plan.outputs:
-            if (guarded := self._guarded.get(output.data_ptr())) is not None:
-                output.copy_(guarded.tensor.reshape(output.shape))
+            if (copy := self._guarded.get(output.data_ptr())) is not None:
+                output.copy_(copy.tensor.reshape(output.shape))
         return self._plan.outputs
 
 

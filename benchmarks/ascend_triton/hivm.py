@@ -68,10 +68,11 @@ def compile_to_hivm(lowered: Lowered, target: str) -> Compiled:
             return Compiled(target, retried=retried, overflow=overflow[0])
         if LAST not in said:
             raise ToolError(f"bishengir-compile refuses {lowered.kernel} for {target}: {said[-600:]}")
-        return _read((kept / "module.hivm.opt.mlir").read_text(encoding="utf-8"), target, retried)
+        return read_plan((kept / "module.hivm.opt.mlir").read_text(encoding="utf-8"), target, retried)
 
 
-def _read(module: str, target: str, retried: tuple[str, ...]) -> Compiled:
+def read_plan(module: str, target: str, retried: tuple[str, ...]) -> Compiled:
+    """What the compiled module says of itself. Raises ToolError where its form is another than is read here."""
     offsets = {name: int(value) for name, value in CONSTANT.findall(module)}
     planned: dict[str, int] = {}
     casts = PLANNED.findall(module)

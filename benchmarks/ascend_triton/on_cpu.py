@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ PASSES = (
     "--convert-arith-to-llvm",
     "--reconcile-unrealized-casts",
 )
-SCALARS = {"i32": ctypes.c_int32, "fp32": ctypes.c_float}
+SCALARS: dict[str, Any] = {"i32": ctypes.c_int32, "fp32": ctypes.c_float}
 RUNTIME = Path(__file__).with_name("memref_copy.c")
 OPTIONS = ("-O2", "-march=native", "-Wno-override-module", "-shared", "-fPIC")
 ATTRIBUTES = re.compile(r" attributes \{.*\}(?= \{$|$)| \{(?:hacc|hivm|tt)\.[^{}]*\}")
@@ -57,7 +58,7 @@ class CpuKernel:
     def __call__(self, grid: tuple[int, ...], arguments: dict[str, torch.Tensor | int | float]) -> None:
         """Run each program of the grid in turn. Tensors pass the address of their first element."""
         # Two buffers that kernels of the matrix unit use for synchronisation.
-        passed = [*_address(None), *_address(None)]
+        passed: list[Any] = [*_address(None), *_address(None)]
         for name, kind in self._signature.items():
             value = arguments[name]
             passed += _address(value) if isinstance(value, torch.Tensor) else [SCALARS[kind](value)]
@@ -67,11 +68,10 @@ class CpuKernel:
             self._function(*passed, *shape, *(ctypes.c_int32(axis) for axis in program))
 
 
-def _address(tensor: torch.Tensor | None) -> list[ctypes._SimpleCData[int]]:
+def _address(tensor: torch.Tensor | None) -> list[ctypes.c_int64]:
     """A memref of rank 1: two pointers, offset, size, stride."""
     address, size = (0, 0) if tensor is None else (tensor.data_ptr(), tensor.numel())
-    numbers = [ctypes.c_int64(number) for number in (address, address, 0, size, 1)]
-    return list(numbers)
+    return [ctypes.c_int64(number) for number in (address, address, 0, size, 1)]
 
 
 def _build(lowered: Lowered, target: Path) -> None:

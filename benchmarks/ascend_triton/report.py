@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from benchmarks.ascend_triton.hivm import TARGETS
-from benchmarks.ascend_triton.results import Findings, Key, Planned, Result
+from benchmarks.ascend_triton.mutations import Key
+from benchmarks.ascend_triton.results import Findings, Planned, Result
 
 MEMORIES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
 

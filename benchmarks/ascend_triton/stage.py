@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.ascend_triton.frontend import Frontend
 from benchmarks.ascend_triton.hivm import TARGETS, compile_to_hivm
-from benchmarks.ascend_triton.model_sizes import Key, launches, too_large
-from benchmarks.ascend_triton.mutations import MUTATIONS
+from benchmarks.ascend_triton.model_sizes import launches, too_large
+from benchmarks.ascend_triton.mutations import MUTATIONS, Key
 from benchmarks.ascend_triton.numerics import OnCpu, first_fault
 from benchmarks.ascend_triton.results import Findings, Planned
 from benchmarks.ascend_triton.tools import ToolError, versions

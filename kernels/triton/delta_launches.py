@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from porter.kernels.triton.launch import Launch, NotServed, Plan, blocks, power_of_two, unit_stride
+from porter.kernels.triton.launch import (
+    Arguments,
+    Constants,
+    Launch,
+    NotServed,
+    Plan,
+    blocks,
+    power_of_two,
+    unit_stride,
+)
 
 STATE_CELLS = 8192
 """Cells of the float32 state that a program keeps: 32 KiB, and products of that size beside it."""
@@ -30,7 +39,7 @@ def gated_delta_rule(
     columns = min(power_of_two(value_size), STATE_CELLS // keys)
     output = value.new_empty(value.shape)
     next_state = value.new_empty(batch, heads, key_size, value_size, dtype=torch.float32)
-    arguments = {"query": query, "key": key, "value": value, "decay": decay.float().contiguous()}
+    arguments: Arguments = {"query": query, "key": key, "value": value, "decay": decay.float().contiguous()}
     arguments |= {"beta": beta.float().contiguous(), "output": output, "next_state": next_state}
     # Where there is no state, its address is never read.
     arguments["state"] = next_state if state is None else state.float().contiguous()
@@ -39,6 +48,8 @@ def gated_delta_rule(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         strides = zip(("batch", "token", "head"), tensor.stride(), strict=False)
         arguments |= {f"{name}_{axis}_stride": stride for axis, stride in strides}
-    constants = {"HAS_STATE": state is not None, "KEYS": keys, "VALUES": columns}
+    constants: Constants = {"HAS_STATE": state is not None, "KEYS": keys, "VALUES": columns}
     grid = (batch * heads, blocks(value_size, columns))
-    return Plan((Launch("gated_delta_rule", "gated_delta_rule", grid, arguments, constants),), (output, next_state))
+    writes = ("output", "next_state")
+    launch = Launch("gated_delta_rule", "gated_delta_rule", grid, arguments, constants, writes)
+    return Plan((launch,), (output, next_state))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-Scalar = int | float
+Arguments = dict[str, torch.Tensor | int | float]
+Constants = dict[str, int | bool]
 
 
 class NotServed(ValueError):
@@ -16,13 +17,18 @@ class NotServed(ValueError):
 @dataclass(frozen=True)
 class Launch:
     """One launch of `kernel` in the file `source` of this folder: run-time arguments by name (a tensor stands for the
-    address of its first element), and compile-time constants by name."""
+    address of its first element), compile-time constants by name, and which arguments the kernel writes."""
 
     source: str
     kernel: str
     grid: tuple[int, ...]
-    arguments: dict[str, torch.Tensor | Scalar]
-    constants: dict[str, int | bool]
+    arguments: Arguments
+    constants: Constants
+    writes: tuple[str, ...]
+
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that the kernel writes."""
+        return [t for name in self.writes if isinstance(t := self.arguments[name], torch.Tensor)]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ the bytes that its compiler plans for each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from porter.kernels.triton.delta_launches import gated_delta_rule
 from porter.kernels.triton.launch import NotServed, Plan
 from porter.kernels.triton.rope_launches import rope
 from porter.kernels.triton.router_launches import grouped_sigmoid, softmax
-from porter.kernels.triton.row_launches import gated_norm, norm, swiglu
+from porter.kernels.triton.row_launches import add_rms_norm, gated_rms_norm, rms_norm, swiglu
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PROGRAMS = 40
@@ -48,13 +49,13 @@ ROUTED = 1024
 """Experts that are chosen from at once."""
 
 PLANNERS: dict[tuple[str, str], Callable[..., Plan]] = {
-    ("rms_norm", "standard"): norm("rms_norm", 0),
-    ("rms_norm", "zero_centered"): norm("rms_norm", 1),
-    ("rms_norm", "gated"): gated_norm,
-    ("add_rms_norm", "standard"): norm("add_rms_norm", 0),
-    ("add_rms_norm", "zero_centered"): norm("add_rms_norm", 1),
-    ("rope", "half"): rope(False),
-    ("rope", "interleaved"): rope(True),
+    ("rms_norm", "standard"): partial(rms_norm, 0),
+    ("rms_norm", "zero_centered"): partial(rms_norm, 1),
+    ("rms_norm", "gated"): gated_rms_norm,
+    ("add_rms_norm", "standard"): partial(add_rms_norm, 0),
+    ("add_rms_norm", "zero_centered"): partial(add_rms_norm, 1),
+    ("rope", "half"): partial(rope, False),
+    ("rope", "interleaved"): partial(rope, True),
     ("swiglu", "standard"): swiglu,
     ("swiglu", "clamped"): swiglu,
     ("router", "softmax"): softmax,

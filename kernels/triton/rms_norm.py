@@ -5,9 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm(
-    hidden_states, weight, normed, rows, width, row_stride, eps, CENTRE: tl.constexpr, BLOCK: tl.constexpr
-):
+def rms_norm(hidden_states, weight, normed, rows, width, row_stride, eps, CENTRE: tl.constexpr, BLOCK: tl.constexpr):
     """normed[rows, width] = norm(hidden_states) * (CENTRE + weight). CENTRE: 0, or 1 for a weight about zero."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -48,9 +46,7 @@ def add_rms_norm(
 
 
 @triton.jit
-def gated_rms_norm(
-    hidden_states, weight, gate, normed, rows, width, row_stride, gate_stride, eps, BLOCK: tl.constexpr
-):
+def gated_rms_norm(hidden_states, weight, gate, normed, rows, width, row_stride, gate_stride, eps, BLOCK: tl.constexpr):
     """normed[rows, width] = norm(hidden_states) * weight * silu(gate) (Qwen3-Next's gated delta net)."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width

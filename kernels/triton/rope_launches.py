@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from porter.kernels.triton.launch import Launch, NotServed, Plan, blocks, power_of_two, unit_stride
+from porter.kernels.triton.launch import (
+    Arguments,
+    Constants,
+    Launch,
+    NotServed,
+    Plan,
+    blocks,
+    power_of_two,
+    unit_stride,
+)
 
 HEAD_CELLS = 2048
 """Pairs of values, heads times half the rotary size, that are turned at once."""
@@ -16,24 +23,22 @@ ROUTED = 1024
 """Experts that are chosen from at once."""
 
 
-def rope(neighbours: bool) -> Callable[..., Plan]:
+def rope(
+    neighbours: bool, programs: int, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Plan:
     """Query and key, a launch each, and one more for each where dimensions past the rotary ones pass through."""
-
-    def both(programs: int, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
-        if neighbours and cos.shape[-1] != query.shape[-1]:
-            raise NotServed("neighbouring pairs in a part of the head")
-        cos, sin = unit_stride(cos), unit_stride(sin)
-        if cos.stride() != sin.stride():
-            cos, sin = cos.contiguous(), sin.contiguous()
-        launches: list[Launch] = []
-        outputs = []
-        for states in (unit_stride(query), unit_stride(key)):
-            turned = states.new_empty(states.shape)
-            launches += _turning(programs, states, turned, cos, sin, neighbours)
-            outputs.append(turned)
-        return Plan(tuple(launches), tuple(outputs))
-
-    return both
+    if neighbours and cos.shape[-1] != query.shape[-1]:
+        raise NotServed("neighbouring pairs in a part of the head")
+    cos, sin = unit_stride(cos), unit_stride(sin)
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    launches: list[Launch] = []
+    outputs = []
+    for states in (unit_stride(query), unit_stride(key)):
+        turned = states.new_empty(states.shape)
+        launches += _turning(programs, states, turned, cos, sin, neighbours)
+        outputs.append(turned)
+    return Plan(tuple(launches), tuple(outputs))
 
 
 def _turning(
@@ -47,16 +52,17 @@ def _turning(
     batch, heads, length, size = states.shape
     rotary = cos.shape[-1]
     strides = dict(zip(("batch_stride", "head_stride", "position_stride"), states.stride(), strict=False))
-    counts = {"positions": batch * length, "length": length, "heads": heads, "size": size}
+    counts: Arguments = {"positions": batch * length, "length": length, "heads": heads, "size": size, **strides}
     grid, blocks_of = _tiles(programs, batch * length, heads, rotary // 2)
-    arguments = {"states": states, "cos": cos, "sin": sin, "turned": turned, **counts, "half": rotary // 2, **strides}
+    arguments: Arguments = {"states": states, "cos": cos, "sin": sin, "turned": turned, "half": rotary // 2, **counts}
     arguments |= {"angle_batch_stride": 0 if cos.shape[0] == 1 else cos.stride(0), "angle_stride": cos.stride(1)}
-    constants = {"NEIGHBOURS": neighbours, "HEADS": blocks_of[0], "HALF": blocks_of[1]}
-    launches = [Launch("rope", "rope", grid, arguments, constants)]
+    constants: Constants = {"NEIGHBOURS": neighbours, "HEADS": blocks_of[0], "HALF": blocks_of[1]}
+    launches = [Launch("rope", "rope", grid, arguments, constants, ("turned",))]
     if rotary < size:
         grid, blocks_of = _tiles(programs, batch * length, heads, size - rotary)
-        rest = {"states": states, "turned": turned, **counts, "start": rotary, **strides}
-        launches.append(Launch("rope", "copy_tail", grid, rest, {"HEADS": blocks_of[0], "TAIL": blocks_of[1]}))
+        rest: Arguments = {"states": states, "turned": turned, **counts, "start": rotary}
+        constants = {"HEADS": blocks_of[0], "TAIL": blocks_of[1]}
+        launches.append(Launch("rope", "copy_tail", grid, rest, constants, ("turned",)))
     return launches
 
 

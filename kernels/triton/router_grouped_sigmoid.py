@@ -32,6 +32,8 @@ def router_grouped_sigmoid(
     pick = tl.arange(0, PICKS)
     expert = group[:, None] * members + member[None, :]
     inside = (group < groups)[:, None] & (member < members)[None, :]
+    # Lanes past a group's members would have the numbers of the next group's.
+    number = tl.where(inside, expert, GROUPS * MEMBERS)
     offset = tl.load(bias + expert, mask=inside, other=0.0).to(tl.float32)
     for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
         x = tl.load(logits + token * (groups * members) + expert, mask=inside, other=0.0)
@@ -52,11 +54,11 @@ def router_grouped_sigmoid(
         chosen = tl.zeros((PICKS,), tl.int32)
         for i in range(TOP_K):
             top = tl.max(tl.max(choice, axis=1), axis=0)
-            where = tl.min(tl.min(tl.where(choice == top, expert, GROUPS * MEMBERS), axis=1), axis=0)
-            value = tl.sum(tl.sum(tl.where(expert == where, score, 0.0), axis=1), axis=0)
+            where = tl.min(tl.min(tl.where(choice == top, number, GROUPS * MEMBERS), axis=1), axis=0)
+            value = tl.sum(tl.sum(tl.where(number == where, score, 0.0), axis=1), axis=0)
             picked = tl.where(pick == i, value, picked)
             chosen = tl.where(pick == i, where, chosen)
-            choice = tl.where(expert == where, float("-inf"), choice)
+            choice = tl.where(number == where, float("-inf"), choice)
         if RENORMALIZE:
             picked = picked / (tl.sum(picked, axis=0) + 1e-20)
         inside_picks = pick < TOP_K

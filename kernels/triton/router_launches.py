@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from porter.kernels.triton.launch import Launch, NotServed, Plan, blocks, power_of_two, rows_of, unit_stride
+from porter.kernels.triton.launch import (
+    Arguments,
+    Constants,
+    Launch,
+    NotServed,
+    Plan,
+    blocks,
+    power_of_two,
+    rows_of,
+    unit_stride,
+)
 
 EXPERTS = 1024
 """Experts that are chosen from at once."""
@@ -16,16 +26,16 @@ WIDTH_TILE = 128
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, list[Launch]]:
     x, tokens, width, stride = rows_of(hidden)
-    w, experts, weight_stride = unit_stride(weight), weight.shape[0], weight.stride(0)
+    w, experts = unit_stride(weight), weight.shape[0]
     if experts > EXPERTS:
         raise NotServed(f"more than {EXPERTS} experts")
     logits = hidden.new_empty(hidden.shape[0], experts, dtype=torch.float32)
     tile = min(max(power_of_two(experts), TILE), EXPERT_TILE)
-    arguments = {"hidden": x, "weight": w, "logits": logits, "tokens": tokens, "experts": experts, "width": width}
-    arguments |= {"hidden_stride": stride, "weight_stride": w.stride(0) if w is not weight else weight_stride}
-    constants = {"TOKENS": TILE, "EXPERTS": tile, "BLOCK": min(max(power_of_two(width), TILE), WIDTH_TILE)}
+    arguments: Arguments = {"hidden": x, "weight": w, "logits": logits, "tokens": tokens, "experts": experts}
+    arguments |= {"width": width, "hidden_stride": stride, "weight_stride": w.stride(0)}
+    constants: Constants = {"TOKENS": TILE, "EXPERTS": tile, "BLOCK": min(max(power_of_two(width), TILE), WIDTH_TILE)}
     grid = (blocks(tokens, TILE), blocks(experts, tile))
-    return logits, [Launch("router_logits", "router_logits", grid, arguments, constants)]
+    return logits, [Launch("router_logits", "router_logits", grid, arguments, constants, ("logits",))]
 
 
 def softmax(programs: int, hidden: torch.Tensor, weight: torch.Tensor, top_k: int, renormalize: bool) -> Plan:
@@ -35,11 +45,12 @@ def softmax(programs: int, hidden: torch.Tensor, weight: torch.Tensor, top_k: in
     logits = hidden.new_empty(tokens, experts)
     weights = hidden.new_empty(tokens, top_k)
     indices = hidden.new_empty(tokens, top_k, dtype=torch.int64)
-    arguments = {"scores": scores, "logits": logits, "weights": weights, "indices": indices}
+    arguments: Arguments = {"scores": scores, "logits": logits, "weights": weights, "indices": indices}
     arguments |= {"tokens": tokens, "experts": experts}
-    constants = {"TOP_K": top_k, "RENORMALIZE": renormalize, "EXPERTS": power_of_two(experts)}
+    constants: Constants = {"TOP_K": top_k, "RENORMALIZE": renormalize, "EXPERTS": power_of_two(experts)}
     constants |= {"PICKS": power_of_two(top_k)}
-    launches.append(Launch("router_softmax", "router_softmax", (min(tokens, programs), 1), arguments, constants))
+    grid, writes = (min(tokens, programs), 1), ("logits", "weights", "indices")
+    launches.append(Launch("router_softmax", "router_softmax", grid, arguments, constants, writes))
     return Plan(tuple(launches), (logits, weights, indices))
 
 
@@ -62,10 +73,10 @@ def grouped_sigmoid(
         raise NotServed("more picks than experts in the groups kept")
     weights = hidden.new_empty(tokens, top_k, dtype=torch.float32)
     indices = hidden.new_empty(tokens, top_k, dtype=torch.int64)
-    arguments = {"logits": logits, "bias": unit_stride(bias), "weights": weights, "indices": indices}
+    arguments: Arguments = {"logits": logits, "bias": unit_stride(bias), "weights": weights, "indices": indices}
     arguments |= {"tokens": tokens, "groups": num_group, "members": members, "factor": float(routed_scaling_factor)}
-    constants = {"TOP_K": top_k, "TOP_GROUPS": topk_group, "RENORMALIZE": renormalize}
+    constants: Constants = {"TOP_K": top_k, "TOP_GROUPS": topk_group, "RENORMALIZE": renormalize}
     constants |= {"GROUPS": power_of_two(num_group), "MEMBERS": power_of_two(members), "PICKS": power_of_two(top_k)}
-    grid = (min(tokens, programs), 1)
-    launches.append(Launch("router_grouped_sigmoid", "router_grouped_sigmoid", grid, arguments, constants))
+    grid, writes = (min(tokens, programs), 1), ("weights", "indices")
+    launches.append(Launch("router_grouped_sigmoid", "router_grouped_sigmoid", grid, arguments, constants, writes))
     return Plan(tuple(launches), (logits, weights, indices))
