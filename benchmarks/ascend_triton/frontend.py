@@ -58,9 +58,10 @@ class Frontend:
         key = launch.source, launch.kernel, *sorted(signature.items()), *sorted(launch.constants.items())
         if key not in self.lowered:
             function = getattr(self._module(launch.source), launch.kernel)
-            ordered = {name: signature[name] for name in function.arg_names if name not in launch.constants}
-            if set(ordered) != set(signature):
-                raise ToolError(f"{launch.kernel}: arguments {set(ordered) ^ set(signature)} do not match")
+            taken = [name for name in function.arg_names if name not in launch.constants]
+            if set(taken) != set(signature):
+                raise ToolError(f"{launch.kernel}: arguments {sorted(set(taken) ^ set(signature))} do not match")
+            ordered = {name: signature[name] for name in taken}
             self.lowered[key] = Lowered(launch.kernel, ordered, self._linalg(function, ordered, launch.constants))
         return self.lowered[key]
 

@@ -61,7 +61,7 @@ MUTATIONS = (
     Mutation("a pick too few", "router_softmax", "in range(TOP_K)", "in range(TOP_K - 1)", SOFTMAX),
     Mutation("experts beyond a block left out", "router_logits", "tl.program_id(1) * EXPERTS", "0", SOFTMAX),
     Mutation("groups by their best alone", "router_grouped_sigmoid", "first + second,", "first,", GROUPED),
-    Mutation("padding numbered", "router_grouped_sigmoid", "where(inside, expert,", "where(expert > -1, expert,", GROUPED),
+    Mutation("padding numbered", "router_grouped_sigmoid", "(inside, expert,", "(expert > -1, expert,", GROUPED),
     Mutation("bias in the weights", "router_grouped_sigmoid", "== where, score, 0.0", "== where, choice, 0.0", GROUPED),
     Mutation("factor left out", "router_grouped_sigmoid", "picked * factor", "picked", GROUPED),
     Mutation("groups not limited", "router_grouped_sigmoid", "kept[:, None] > 0", "kept[:, None] > -1", GROUPED),
