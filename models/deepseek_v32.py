@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from porter.models.family import Family, lazily
+from porter.models.prediction import DEEPSEEK
 
 FAMILY = Family(
     model_type="deepseek_v32",
@@ -14,8 +15,9 @@ FAMILY = Family(
         "the indexer's rope turns halves, the attention's neighbours; its score weights stay in float32 beside float16",
         "up to index_topk tokens every key is selected, and attention is DeepSeek-V3's",
         "router in float32; the correction bias chooses but does not weigh",
-        "multi-token prediction layers are not ported",
+        "the multi-token prediction layer, with an indexer of its own, is ported beside the model",
     ),
+    prediction=DEEPSEEK,
 )
 
 __getattr__ = lazily(FAMILY, globals())

@@ -67,7 +67,7 @@ class Family:
 
     def predicting(self, config: Any, source: PortedSource, stored: Collection[str] = ()) -> Prediction | None:
         """The prediction layers of the model; None where there are none, or the checkpoint at hand leaves them out."""
-        if self.prediction is None or not prediction_layers(config):
+        if self.prediction is None or not prediction_layers(config, self.prediction.unsaid):
             return None
         found = prediction_of(config, self.module, self.class_name, source, self.prediction, stored)
         return found if not stored or found.stored(stored) else None
@@ -89,7 +89,7 @@ class _Hold:
 @functools.lru_cache(maxsize=16)
 def _port(family: Family, key: str, chip: str, hold: _Hold) -> PortedSource:
     source = port_source(hold.config, family.module, family.class_name, chip)
-    if family.prediction is None or not prediction_layers(hold.config):
+    if family.prediction is None or not prediction_layers(hold.config, family.prediction.unsaid):
         return source
     return with_prediction_layer(source, hold.config)
 

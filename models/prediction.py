@@ -34,12 +34,13 @@ class PredictionNames:
     """How a family's checkpoints name the prediction layers; `{layer}` counts from num_hidden_layers, `{index}` from 0.
 
     `block` begins the decoder layer's names, `parts` are the names of PARTS in that order, `copies` tensors that repeat
-    one of the model's (name on disk, and the model's parameter).
+    one of the model's (name on disk, and the model's parameter); `unsaid` layers belong to a config without a count.
     """
 
     block: str
     parts: tuple[str, str, str, str]
     copies: tuple[tuple[str, str], ...]
+    unsaid: int = 0
 
 
 DEEPSEEK = PredictionNames(
@@ -59,24 +60,33 @@ QWEN = PredictionNames(
         "mtp.norm.weight",
     ),
     copies=(),
+    unsaid=1,
 )
+"""Released Qwen3-Next checkpoints hold one layer, of which their config.json says nothing; vLLM's qwen3_next_mtp takes
+one where `num_nextn_predict_layers` is not given, too."""
+
+COUNTS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""What configs call the number of prediction layers: transformers, DeepSeek, Qwen3.5."""
 
 
-def prediction_layers(config: Any) -> int:
-    """How many prediction layers a checkpoint of `config` says that it has."""
-    return int(getattr(config, "num_mtp_layers", None) or getattr(config, "num_nextn_predict_layers", None) or 0)
+def prediction_layers(config: Any, unsaid: int = 0) -> int:
+    """How many prediction layers a checkpoint of `config` has; `unsaid` where the config has no count."""
+    given = [count for name in COUNTS if (count := getattr(config, name, None)) is not None]
+    return max(map(int, given)) if given else unsaid
 
 
-def extended_config(config: Any, layers: int) -> Any:
+def extended_config(config: Any, layers: int, like: Any = None) -> Any:
     """`config` of a model whose last `layers` decoder layers are the blocks of its prediction layers.
 
-    Lists with an entry for each layer (`layer_types`, `mlp_layer_types`) are continued by their last entry: released
-    models end with the kind of layer that their prediction layers have.
+    Lists with an entry for each layer (`layer_types`, `mlp_layer_types`) are continued by their last entry, that of
+    `like` where it is given: released models end with the kind of layer that their prediction layers have. These attend
+    to all they have seen even where a model ends with a recurrent state.
     """
     extended, count = copy.deepcopy(config), int(config.num_hidden_layers)
     for name, value in vars(config).items():
         if isinstance(value, list) and len(value) == count and name.endswith("_types"):
-            setattr(extended, name, [*value, *value[-1:] * layers])
+            last = getattr(like or config, name)[-1]
+            setattr(extended, name, [*value, *["full_attention" if last == "linear_attention" else last] * layers])
     extended.num_hidden_layers = count + layers
     return extended
 
@@ -103,9 +113,9 @@ def prediction_of(
     config: Any, module: str, class_name: str, source: PortedSource, names: PredictionNames, stored: Collection[str]
 ) -> Prediction:
     """The layers that `config` calls for; `stored` are the names in the checkpoint at hand, if there is one."""
-    count, first = prediction_layers(config), int(config.num_hidden_layers)
+    count, first = prediction_layers(config, names.unsaid), int(config.num_hidden_layers)
     upstream = source_on_meta(extended_config(config, count), module, class_name)
-    disk = {layer: _disk_names(names, layer, layer - first) for layer in range(first, first + count)}
+    disk = {layer: disk_names(names, layer, layer - first) for layer in range(first, first + count)}
     prefixes = tuple(f"model.layers.{layer}." for layer in disk)
     state = {n: t for n, t in upstream.state_dict().items() if n.startswith(prefixes)}
     hidden = int(config.hidden_size)
@@ -135,7 +145,7 @@ def prediction_of(
     )
 
 
-def _disk_names(names: PredictionNames, layer: int, index: int) -> dict[str, str]:
+def disk_names(names: PredictionNames, layer: int, index: int) -> dict[str, str]:
     """Ported name -> name on disk of the parts, and of the beginning of the decoder layer's names (listed last)."""
     prefix = f"model.layers.{layer}."
     ours = (*(prefix + part for part in PARTS), prefix)
@@ -144,8 +154,13 @@ def _disk_names(names: PredictionNames, layer: int, index: int) -> dict[str, str
 
 
 def _on_disk(name: str, disk: Mapping[int, Mapping[str, str]]) -> str:
-    """The name on disk of a tensor in ported names, experts one by one."""
-    return next(there + name[len(here) :] for d in disk.values() for here, there in d.items() if name.startswith(here))
+    """The name on disk of a tensor in upstream's names, experts one by one; upstream may have another word for the
+    model before its layers."""
+    for here, there in (pair for names in disk.values() for pair in names.items()):
+        _, found, rest = name.partition(here.removeprefix("model"))
+        if found:
+            return there + rest
+    raise KeyError(name)
 
 
 def _renamed(name: str, disk: Mapping[int, Mapping[str, str]]) -> str:
@@ -181,11 +196,11 @@ class PredictionLayer({decoder_class}):
 def build_layer(module: Any, config: Any, index: int) -> nn.Module:
     """Layer `index` (0 the first) of generated `module`, its decoder layer numbered on after the model's.
 
-    `config.porter["prediction_quantized"]` is module name within the layer -> int8 scheme.
+    `config.porter["prediction_layers"]` are the numbers of all, `config.porter["prediction_quantized"]` is module name
+    within the layer -> int8 scheme.
     """
-    layer: nn.Module = module.PredictionLayer(
-        extended_config(config, prediction_layers(config)), int(config.num_hidden_layers) + index
-    )
-    section = getattr(config, "porter", None) or {}
+    section = config.porter
+    extended = extended_config(config, len(section["prediction_layers"]))
+    layer: nn.Module = module.PredictionLayer(extended, int(config.num_hidden_layers) + index)
     apply_schemes(layer, SimpleNamespace(porter={"quantized": section.get("prediction_quantized", {})}))
     return layer

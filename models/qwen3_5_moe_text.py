@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from porter.models.family import Family, lazily
+from porter.models.prediction import QWEN
 
 FAMILY = Family(
     model_type="qwen3_5_moe_text",
@@ -25,8 +26,9 @@ FAMILY = Family(
         "in_proj_qkv and in_proj_z, and in_proj_b and in_proj_a, each become one product",
         "rope of three interleaved axes, which are equal for text",
         "experts beside a shared expert with a gate of its own",
-        "multi-token prediction layers and the vision tower are not ported",
+        "the multi-token prediction layer is ported beside the model; the vision tower is not ported",
     ),
+    prediction=QWEN,
 )
 
 __getattr__ = lazily(FAMILY, globals())

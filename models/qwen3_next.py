@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from porter.models.family import Family, lazily
+from porter.models.prediction import QWEN
 
 FAMILY = Family(
     model_type="qwen3_next",
@@ -24,8 +25,9 @@ FAMILY = Family(
         "attention with an output gate, zero-centred q and k norms and partial rope in every fourth layer",
         "in_proj_qkvz and in_proj_ba hold queries, keys, values and gates key head by key head",
         "experts beside a shared expert with a gate of its own",
-        "multi-token prediction layers are not ported",
+        "the multi-token prediction layer, of gated attention and experts, is ported beside the model",
     ),
+    prediction=QWEN,
 )
 
 __getattr__ = lazily(FAMILY, globals())

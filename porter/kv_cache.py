@@ -13,6 +13,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Linea
 
 from porter.models.auto_class import text_config
 
+States = tuple[dict[int, torch.Tensor | None], dict[int, torch.Tensor | None]]
+"""The states of a convolution and of a recurrence, by their number in the layer."""
+
 
 class ContiguousLayer(CacheLayerMixin):
     """Keys [batch, heads, max_length, k_head_dim] and values [batch, heads, max_length, v_head_dim].
@@ -112,6 +115,15 @@ class StateLayer(LinearAttentionLayer):
         self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
 
+    def kept(self) -> States:
+        """The states as they are now, for `restore`; those of a convolution are copied, as its layer writes to them."""
+        copies = {index: None if state is None else state.clone() for index, state in self.conv_states.items()}
+        return copies, dict(self.recurrent_states)
+
+    def restore(self, states: States) -> None:
+        """Forget every token since `kept` gave these states, which can be gone back to once."""
+        self.conv_states, self.recurrent_states = states
+
 
 def contiguous_cache(layers: int, max_length: int) -> Cache:
     """A transformers Cache of `layers` contiguous layers for `max_length` tokens."""
@@ -120,7 +132,7 @@ def contiguous_cache(layers: int, max_length: int) -> Cache:
 
 def cache_for(config: Any, max_length: int) -> Cache:
     """A transformers Cache with a layer of the kind that `config.layer_types` names for each layer of the model; that
-    of transformers where a kind is not known here."""
+    of transformers where a kind is not known here, or an indexer compresses keys and so needs their positions."""
     config = text_config(config)
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
     layers: dict[str, Callable[[], Any]] = {
@@ -129,6 +141,6 @@ def cache_for(config: Any, max_length: int) -> Cache:
         "linear_attention": StateLayer,
         "indexed_attention": lambda: IndexedLayer(max_length),
     }
-    if not layers.keys() >= set(kinds):
+    if not layers.keys() >= set(kinds) or getattr(config, "indexer_compress_ratio", None):
         return DynamicCache(config=config)
     return Cache(layers=[layers[kind]() for kind in kinds])

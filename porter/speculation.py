@@ -4,6 +4,11 @@ The model is given its last token and the drafted ones, and chooses a token afte
 have chosen are kept, and with them the one that it chooses after the last of these; the cache forgets the rest. Every
 token is thus the model's own choice: in exact arithmetic the text is that of `generate`, and drafts only save steps.
 In bfloat16, rounding in steps of several tokens may turn choices that are all but equal.
+
+A recurrent state cannot forget its last tokens. Where a model has any, its states are kept before each step with
+drafts; when one of these is refused, the whole cache goes back to before the step, and the next step is given the
+tokens that were accepted once more, before the last one. Every step adds a token all the same, so that there are never
+more steps than without drafts.
 """
 
 from __future__ import annotations
@@ -21,8 +26,11 @@ from transformers.masking_utils import create_causal_mask
 from porter.errors import PorterError
 from porter.generation import check_prompt, refuse_not_finite
 from porter.kernels.dispatch import OpCall
-from porter.kv_cache import ContiguousLayer, cache_for
+from porter.kv_cache import ContiguousLayer, StateLayer, States, cache_for
 from porter.models.prediction import extended_config
+
+MOST_AGAIN = 4
+"""Tokens that are given to the model once more beside drafted ones; with more of them, a step goes without drafts."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +95,14 @@ class Drafter:
 
 
 def speculative_cache(config: Any, max_length: int) -> Cache:
-    """A cache for `max_length` tokens of the model and its prediction layer, which can forget its last tokens.
+    """A cache for `max_length` tokens of the model and its prediction layer, which can forget its last tokens, or go
+    back to states that were kept.
 
-    Raises PorterError where a layer of the model keeps a state that cannot go back.
+    Raises PorterError where a layer of the model can do neither.
     """
     cache = cache_for(extended_config(config, 1), max_length)
     for index, layer in enumerate(cache.layers):
-        if not isinstance(layer, ContiguousLayer):
+        if not isinstance(layer, ContiguousLayer | StateLayer):
             raise PorterError(
                 f"layer {index} keeps its past in a {type(layer).__name__}, which cannot forget tokens that were "
                 "drafted in vain: this model is not decoded speculatively"
@@ -138,47 +147,88 @@ def generate_speculatively(
 
 
 class _Steps:
-    """What one step hands to the next: the tokens that were not given to the model or the drafter yet."""
+    """What one step hands to the next: the tokens that were not given to the model or the drafter yet.
+
+    `given` are those that the cache lacks, of which only the last was not given to the model before.
+    """
 
     def __init__(self, model: Any, cache: Cache, drafter: Drafter, input_ids: torch.Tensor) -> None:
-        self.model, self.cache, self.drafter = model, cache, drafter
+        self.model, self.drafter = model, drafter
+        self.cache = cache
+        self.past = _Past(cache, drafter.number)
         self.greedy = OpCall("sampling", "greedy")
         self.given = input_ids
         self.hidden_states: torch.Tensor | None = None
         self.following = input_ids[:, 1:]
 
     def next(self, drafts: int) -> SpeculativeStep:
-        """The prefill at first, then a step on the last token and `drafts` drafted ones (0 for none)."""
+        """The prefill at first, then a step on the tokens that the cache lacks and `drafts` drafted ones, or none."""
         start = time.perf_counter()
         if self.hidden_states is None:
             return self._prefill(start)
-        nothing = self.given[:, :0]
-        drafted = self.drafter(self.following, self.hidden_states, drafts) if drafts else nothing
-        hidden_states = self._forward(torch.cat((self.given, drafted), dim=1))
+        again = self.given.shape[1] - 1
+        if again > MOST_AGAIN:
+            drafts = 0
+        drafted = self.drafter(self.following, self.hidden_states, drafts) if drafts else self.given[:, :0]
+        before = self.past.kept() if drafts else []
+        hidden_states = self._forward(torch.cat((self.given, drafted), dim=1))[:, again:]
         logits = self.model.get_output_embeddings()(hidden_states)
         chosen = self.greedy(logits.flatten(0, 1)).view(logits.shape[:2])
         agree = (chosen[:, :drafts] == drafted).long().cumprod(dim=1).sum(dim=1)
         accepted = int(agree.min())
-        self._forget(drafts - accepted)
         tokens = chosen[:, : accepted + 1]
-        self.given, self.following = tokens[:, -1:], tokens
-        self.hidden_states = hidden_states[:, : accepted + 1]
+        if accepted == drafts or not before:
+            self.past.forget(drafts - accepted)
+            self.given = tokens[:, -1:]
+        else:
+            self.past.go_back(before, again + 1 + drafts)
+            self.given = torch.cat((self.given, tokens), dim=1)
+        self._hand_over(tokens, hidden_states[:, : accepted + 1], drafts > 0)
         return SpeculativeStep(tokens, time.perf_counter() - start, drafts, accepted)
 
     def _prefill(self, start: float) -> SpeculativeStep:
-        self.hidden_states = self._forward(self.given)
-        logits = self.model.get_output_embeddings()(self.hidden_states[:, -1])
+        hidden_states = self._forward(self.given)
+        logits = self.model.get_output_embeddings()(hidden_states[:, -1])
         tokens = self.greedy(logits)[:, None]
         seconds = time.perf_counter() - start
         refuse_not_finite(logits, "the model")
         self.given, self.following = tokens, torch.cat((self.following, tokens), dim=1)
+        self.hidden_states = hidden_states
         return SpeculativeStep(tokens, seconds)
+
+    def _hand_over(self, tokens: torch.Tensor, hidden_states: torch.Tensor, drafted: bool) -> None:
+        """Keep for the drafter `tokens` and the states that chose them, and what it was not given where it did not
+        draft."""
+        if drafted or self.hidden_states is None:
+            self.following, self.hidden_states = tokens, hidden_states
+        else:
+            self.following = torch.cat((self.following, tokens), dim=1)
+            self.hidden_states = torch.cat((self.hidden_states, hidden_states), dim=1)
 
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         output = self.model.base_model(tokens, cache=self.cache, use_cache=True)
         return output.last_hidden_state  # type: ignore[no-any-return]
 
-    def _forget(self, tokens: int) -> None:
-        layers: list[Any] = list(self.cache.layers[: self.drafter.number])
-        for layer in layers:
+
+class _Past:
+    """What the first `layers` layers of a cache, those of the model, keep of the past."""
+
+    def __init__(self, cache: Cache, layers: int) -> None:
+        model: list[Any] = list(cache.layers[:layers])
+        self.states = [layer for layer in model if isinstance(layer, StateLayer)]
+        self.keys = [layer for layer in model if not isinstance(layer, StateLayer)]
+
+    def kept(self) -> list[States]:
+        """The recurrent states as they are now; empty for a model without."""
+        return [layer.kept() for layer in self.states]
+
+    def forget(self, tokens: int) -> None:
+        """Forget the last `tokens` tokens of a model without recurrent states, or none of any."""
+        for layer in self.keys:
             layer.crop(-tokens)
+
+    def go_back(self, states: list[States], tokens: int) -> None:
+        """Forget the last `tokens` tokens, before which `kept` gave these states."""
+        self.forget(tokens)
+        for layer, kept in zip(self.states, states, strict=True):
+            layer.restore(kept)

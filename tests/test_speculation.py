@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import porter
 from porter import speculation
 from porter.errors import PorterError
 from porter.generation import generate
-from porter.kv_cache import cache_for
+from porter.kv_cache import StateLayer, cache_for
+from porter.models.family import families
+from porter.models.reduce import randomise, reduced_config
+from porter.models.shipped.train import read_text
 from porter.prediction_layer import load_prediction_layer
 from porter.speculation import SpeculativeStep, generate_speculatively
 
@@ -55,6 +61,15 @@ def joined(steps: list[SpeculativeStep]) -> torch.Tensor:
     return torch.cat([step.tokens for step in steps], dim=1)
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A model with recurrent states, and its trained prediction layer."""
+    directory: Path = tmp_path_factory.mktemp("hybrid") / "port"
+    porter.adapt("tiny-qwen3-next", scheme="fp32", output=directory)
+    model = porter.load(directory)
+    return model, load_prediction_layer(directory, model)
+
+
 @pytest.mark.parametrize("text", HELD_OUT)
 @pytest.mark.parametrize("drafts", [1, 2, 5])
 def test_tokens_are_those_of_plain_greedy(pair: tuple[Any, Any], text: str, drafts: int) -> None:
@@ -66,6 +81,64 @@ def test_tokens_are_those_of_plain_greedy(pair: tuple[Any, Any], text: str, draf
     # The layer is trained: drafts save steps.
     accepted, drafted = (sum(getattr(step, name) for step in steps) for name in ("accepted", "drafted"))
     assert len(steps) == 96 - accepted and accepted > 0.3 * drafted / drafts
+
+
+@pytest.mark.parametrize("start", range(0, 20_000, 1_700))
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_tokens_of_a_model_with_states_are_those_of_plain_greedy(
+    hybrid: tuple[Any, Any], start: int, drafts: int
+) -> None:
+    model, layer = hybrid
+    _, held_out = read_text()
+    prompt = held_out[None, start : start + 5 + start % 57]
+    steps = list(generate_speculatively(model, layer, prompt, 64, drafts=drafts))
+    assert torch.equal(joined(steps), plain(model, prompt, 64))
+    accepted, drafted = (sum(getattr(step, name) for step in steps) for name in ("accepted", "drafted"))
+    assert len(steps) == 64 - accepted and accepted > 0.3 * drafted / drafts
+
+
+def test_a_batch_of_a_model_with_states(hybrid: tuple[Any, Any]) -> None:
+    model, layer = hybrid
+    prompts = ids("Sir Walter Elliot, of K", "Captain Wentworth was a", bos=False)
+    steps = list(generate_speculatively(model, layer, prompts, 48, drafts=2))
+    assert torch.equal(joined(steps), plain(model, prompts, 48))
+
+
+RANDOM = {
+    "qwen3_next": {},
+    "qwen3_5_text": {"mtp_num_hidden_layers": 1},
+    "qwen3_5_moe_text": {"mtp_num_hidden_layers": 1},
+    "deepseek_v32": {"num_nextn_predict_layers": 1},
+}
+
+
+@pytest.mark.parametrize("model_type", RANDOM)
+def test_a_layer_of_random_weights_changes_nothing(model_type: str, tmp_path: Path) -> None:
+    """Next to no draft is accepted: for models with states, nearly every step goes back."""
+    config = reduced_config(CONFIG_MAPPING[model_type]())
+    config.max_position_embeddings = 128
+    for name, value in RANDOM[model_type].items():
+        setattr(config, name, value)
+    family = families()[model_type]
+    upstream = randomise(AutoModelForCausalLM.from_config(config))
+    upstream.save_pretrained(tmp_path / "source")
+    layer = family.predicting(config, family.port(config))
+    assert layer is not None
+    stored = load_file(tmp_path / "source" / "model.safetensors")
+    generator = torch.Generator().manual_seed(7)
+    for name, shape in layer.expected.items():
+        stored[name] = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+    for name, of in layer.copies.items():
+        stored[name] = stored[of].clone()
+    save_file(stored, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
+    porter.adapt(tmp_path / "source", scheme="fp32", output=tmp_path / "port")
+    model = porter.load(tmp_path / "port")
+    layer_of_port = load_prediction_layer(tmp_path / "port", model)
+    prompt = torch.randint(0, config.vocab_size, (1, 11), generator=generator)
+    for drafts in (1, 3):
+        steps = list(generate_speculatively(model, layer_of_port, prompt, 48, drafts=drafts))
+        assert torch.equal(joined(steps), plain(model, prompt, 48))
+        assert sum(step.accepted for step in steps) < 0.3 * sum(step.drafted for step in steps)
 
 
 def test_a_batch_keeps_what_every_sequence_accepts(pair: tuple[Any, Any]) -> None:
@@ -111,11 +184,16 @@ class Scripted:
 
     def __init__(self, model: Any, layer: Any, cache: Any) -> None:
         self.number, self.cache, self.call = int(model.config.num_hidden_layers), cache, 0
+        self.known = 1
         self.made.append(self)
 
     def __call__(self, following: torch.Tensor, hidden_states: torch.Tensor, drafts: int) -> torch.Tensor:
-        # The cache lacks the last token that is known.
-        start = int(self.cache.get_seq_length()) + 1
+        # Every token but the first follows one, and is told once.
+        start = self.known
+        self.known += following.shape[1]
+        assert torch.equal(following, self.truth[:, start : self.known])
+        assert hidden_states.shape[1] == following.shape[1]
+        start = self.known
         drafted = self.truth[:, start : start + drafts].clone()
         drafted[:, self.pattern[self.call % len(self.pattern)] :] ^= 1
         self.call += 1
@@ -145,6 +223,40 @@ def test_the_cache_forgets_exactly_what_was_refused(
     for ours, theirs in zip(speculative.layers, once.layers, strict=False):
         for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             torch.testing.assert_close(a[:, :, :known], b[:, :, :known], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("pattern", [(0,), (3,), (1,), (0, 3, 1, 2, 0, 0, 3, 2)])
+def test_states_go_back_exactly_as_far_as_was_refused(
+    hybrid: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, pattern: tuple[int, ...], batch: int
+) -> None:
+    model, layer = hybrid
+    prompt = ids(*("Lady Russell, and then", "the Miss Musgroves, as")[:batch], bos=False)
+    count = 41
+    expected = plain(model, prompt, count)
+    Scripted.truth, Scripted.made = torch.cat((prompt, expected), dim=1), []
+    monkeypatch.setattr(Scripted, "pattern", pattern)
+    monkeypatch.setattr(speculation, "Drafter", Scripted)
+    steps = list(generate_speculatively(model, layer, prompt, count, drafts=3))
+    assert torch.equal(joined(steps), expected)
+    assert len(steps) == count - sum(step.accepted for step in steps) <= count
+    drafted = [step.accepted for step in steps if step.drafted == 3]
+    assert drafted == [pattern[i % len(pattern)] for i in range(len(drafted))] and len(drafted) >= 8
+    # The states and keys are those of one pass over as many tokens.
+    speculative = Scripted.made[0].cache
+    known = int(speculative.get_seq_length())
+    once = cache_for(model.config, known)
+    with torch.inference_mode():
+        model(Scripted.truth[:, :known], cache=once, use_cache=True)
+    for ours, theirs in zip(speculative.layers, once.layers, strict=False):
+        if isinstance(theirs, StateLayer):
+            assert isinstance(ours, StateLayer)
+            pairs = (ours.conv_states[0], theirs.conv_states[0]), (ours.recurrent_states[0], theirs.recurrent_states[0])
+        else:
+            keys = (ours.keys, theirs.keys), (ours.values, theirs.values)
+            pairs = tuple((a[:, :, :known], b[:, :, :known]) for a, b in keys)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_the_layers_cache_is_that_of_one_pass(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +295,10 @@ def test_bad_requests_are_named(pair: tuple[Any, Any], grouped_query: Any) -> No
         load_prediction_layer("port", grouped_query)
 
 
-def test_models_with_recurrent_states_are_refused() -> None:
-    from transformers import Qwen3NextConfig
-
-    with pytest.raises(PorterError, match="layer 0 keeps its past in a StateLayer"):
-        speculation.speculative_cache(Qwen3NextConfig(num_hidden_layers=4), 16)
+def test_models_whose_cache_cannot_go_back_are_refused() -> None:
+    importlib.import_module(families()["deepseek_v4"].module)  # where the kinds of its cache's layers come from
+    with pytest.raises(PorterError, match="layer 0 keeps its past in a DeepseekV4"):
+        speculation.speculative_cache(reduced_config(CONFIG_MAPPING["deepseek_v4"]()), 16)
 
 
 def test_run_prints_the_share_accepted(exported: Path, capfd: pytest.CaptureFixture[str]) -> None:

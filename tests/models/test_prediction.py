@@ -12,7 +12,9 @@ import pytest
 import torch
 from paper_layer import PaperLayer
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DeepseekV3Config, Qwen3NextConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DeepseekV3Config, DeepseekV32Config, Qwen3NextConfig
+from transformers.modeling_layers import MtpLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
 
 import porter
 from porter.errors import PorterError, Refusal
@@ -51,12 +53,30 @@ def test_layer_is_proven_against_that_of_transformers() -> None:
     assert families()["deepseek_v3"].port(released_config(num_nextn_predict_layers=0)).prediction_error is None
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm4_moe"])
+def test_every_familys_layer_passes_the_same_proof(model_type: str) -> None:
+    """Nothing in the layer is DeepSeek-V3's alone: gated and sparse attention and GLM's fit it too."""
+    family = family_of(model_type)
+    family = dataclasses.replace(family, prediction=family.prediction or DEEPSEEK)
+    config = CONFIG_MAPPING[model_type]()
+    if family.prediction is DEEPSEEK:
+        config.num_nextn_predict_layers = 1
+    source = family.port(config)
+    layer = family.predicting(config, source)
+    assert source.prediction_error is not None and source.prediction_error < 1e-12
+    assert layer is not None and layer.layers == (config.num_hidden_layers,)
+
+
+SWAPPED = "(self.hnorm(hidden_states), self.enorm(embedded))"
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("(self.enorm(embedded), self.hnorm(hidden_states))", "(self.hnorm(hidden_states), self.enorm(embedded))"),
+        ("(self.enorm(embedded), self.hnorm(hidden_states))", SWAPPED),
         ("self.hnorm(hidden_states)", "hidden_states"),
         ('self.shared_head["norm"](super()', "(super()"),
+        ("**kwargs))", '**{**kwargs, "cache": None}))'),
     ],
 )
 def test_a_wrong_layer_is_refused(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
@@ -167,16 +187,70 @@ def test_a_released_layer_has_the_published_size() -> None:
     assert (preset("deepseek-v3").published_parameters + unique + copies) / 1e9 == pytest.approx(685, abs=1)
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm4_moe"])
-def test_relatives_layers_pass_the_same_proof(model_type: str) -> None:
-    """Nothing in the layer is DeepSeek-V3's alone: sparse attention and GLM's grouped-query attention fit it too."""
-    family = dataclasses.replace(family_of(model_type), prediction=DEEPSEEK)
-    config = CONFIG_MAPPING[model_type]()
-    config.num_nextn_predict_layers = 1
-    source = family.port(config)
-    layer = family.predicting(config, source)
-    assert source.prediction_error is not None and source.prediction_error < 1e-12
-    assert layer is not None and layer.layers == (config.num_hidden_layers,)
+def test_qwens_released_layer_makes_up_the_published_size() -> None:
+    # The index of Qwen3-Next-80B-A3B's files gives a total_size of 162,649,725,440 bytes, in bfloat16.
+    config = preset("qwen3-next-80b-a3b").config()
+    family = families()["qwen3_next"]
+    layer = family.predicting(config, family.port(config))
+    assert layer is not None and layer.layers == (48,) and all(name.startswith("mtp.") for name in layer.expected)
+    parameters = sum(torch.Size(shape).numel() for shape in layer.expected.values())
+    assert preset("qwen3-next-80b-a3b").published_parameters + parameters == 162_649_725_440 // 2
+
+
+def test_a_checkpoint_of_qwen_without_the_layer_is_ported_without(tmp_path: Path) -> None:
+    source = shipped_directory("tiny-qwen3-next")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "none")
+    tensors = load_file(source / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    assert len(kept) < len(tensors)
+    save_file(kept, tmp_path / "none" / "model.safetensors", metadata={"format": "pt"})
+    assert porter.adaptation.plan_port(str(tmp_path / "none"), "cpu").prediction is None
+    port = porter.adaptation.plan_port("tiny-qwen3-next", "cpu")
+    assert port.prediction is not None and port.prediction.layers == (4,)
+
+
+def tensors_of_qwen(layer: Any, stored: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
+    """The file's tensors for transformers' MtpLayer, by the names that vLLM's qwen3_next_mtp reads."""
+    beside = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
+    stacked = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    state = {}
+    for name in layer.state_dict():
+        there = name.replace("mtp_block.", "mtp.layers.0.")
+        leaf = name.rpartition(".")[2]
+        if name.split(".")[0] in beside:
+            state[name] = stored[f"mtp.{beside[name.split('.')[0]]}.weight"]
+        elif leaf in stacked:
+            rows = [[there.replace(leaf, f"{e}.{part}.weight") for part in stacked[leaf]] for e in range(experts)]
+            state[name] = torch.stack([torch.cat([stored[each] for each in row]) for row in rows])
+        else:
+            state[name] = stored[there]
+    return state
+
+
+def test_qwens_layer_is_transformers_own_over_the_tensors_of_the_file(tmp_path: Path) -> None:
+    directory = shipped_directory("tiny-qwen3-next")
+    assert directory is not None
+    config = Qwen3NextConfig.from_pretrained(directory)
+    theirs: Any = MtpLayer(extended_config(config, 1), Qwen3NextDecoderLayer, Qwen3NextRMSNorm, 4).eval()
+    stored = load_file(directory / "model.safetensors")
+    theirs.load_state_dict(tensors_of_qwen(theirs, stored, config.num_experts))
+    theirs.double()
+    porter.adapt("tiny-qwen3-next", scheme="fp32", output=tmp_path / "port")
+    model = porter.load(tmp_path / "port").double()
+    ours: Any = load_prediction_layer(tmp_path / "port", model).double()
+    tokens = torch.tensor([[*b"she had been too young, and he had been too confident of all "]])
+    with torch.no_grad(), float64_mode(), using_reference(model), using_reference(ours):
+        hidden = model.base_model(tokens, use_cache=False).last_hidden_state[:, :-1]
+        embedded = model.get_input_embeddings()(tokens[:, 1:])
+        positions = torch.arange(1, tokens.shape[1])[None]
+        angles = model.base_model.rotary_emb(embedded, positions)
+        mask = torch.full((tokens.shape[1] - 1,) * 2, -torch.inf, dtype=torch.float64).triu(1)[None, None]
+        keywords = {"position_embeddings": angles, "attention_mask": mask, "position_ids": positions, "cache": None}
+        found, wanted = ours(embedded, hidden, **keywords), theirs(embedded, hidden, **keywords)
+        logits = model.lm_head(found)
+    assert (found - wanted).norm() / wanted.norm() < 1e-10
+    assert (logits[0, :-1].argmax(-1) == tokens[0, 2:]).double().mean() > 0.3
 
 
 def test_names_of_qwen_checkpoints() -> None:
@@ -196,3 +270,9 @@ def test_names_of_qwen_checkpoints() -> None:
 def test_lists_by_layer_are_continued_by_their_last_entry() -> None:
     extended = extended_config(Qwen3NextConfig(num_hidden_layers=4), 1)
     assert extended.num_hidden_layers == 5 and extended.layer_types[-1] == "full_attention"
+    # A model that is cut short may end with a recurrent state; its prediction layer attends all the same.
+    cut = Qwen3NextConfig(num_hidden_layers=2)
+    assert cut.layer_types[-1] == "linear_attention" and extended_config(cut, 1).layer_types[-1] == "full_attention"
+    whole, short = DeepseekV32Config(), DeepseekV32Config(num_hidden_layers=2)
+    assert whole.mlp_layer_types[-1] == "sparse" != short.mlp_layer_types[-1]
+    assert extended_config(short, 1, like=whole).mlp_layer_types == ["dense", "dense", "sparse"]
