@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = {
@@ -44,6 +49,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("porter-*.whl"))
+
+
+def test_every_folder_of_modules_is_a_package_of_the_wheel() -> None:
+    named = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
+    folders = {
+        f"{target}/{path.parent.relative_to(ROOT / folder)}".removesuffix("/.").replace("/", ".")
+        for folder, target in PACKAGES.items()
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert folders == named
 
 
 @pytest.mark.slow
