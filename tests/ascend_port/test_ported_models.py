@@ -28,12 +28,16 @@ MODELS = ("tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v2", "tin
 def ported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, porter.Golden]:
     """A shipped model's port, and the golden of the original in bfloat16."""
     folder = tmp_path_factory.mktemp(request.param)
-    original = original_directory(request.param)
+    porter.adapt(request.param, "ascend", output=folder / "port", strict=True)
+    return folder / "port", golden_of(request.param, folder / "golden")
+
+
+def golden_of(name: str, path: Path) -> porter.Golden:
+    """The shipped model `name`, recorded in bfloat16."""
+    original = original_directory(name)
     model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16).eval()
     ids = AutoTokenizer.from_pretrained(original)(PROMPT, return_tensors="pt").input_ids
-    golden = porter.capture(model, ids, folder / "golden", new_tokens=NEW_TOKENS)
-    porter.adapt(request.param, "ascend", output=folder / "port", strict=True)
-    return folder / "port", golden
+    return porter.capture(model, ids, path, new_tokens=NEW_TOKENS)
 
 
 def continued(model: Any, golden: porter.Golden) -> list[int]:
@@ -76,3 +80,17 @@ def test_no_file_of_the_export_imports_porter(ported: tuple[Path, porter.Golden]
     assert not [name for name, text in texts.items() if "from porter" in text or "import porter" in text]
     assert not [name for name in texts if "emulator" in name or "kernels_cpu" in name]
     assert "torch_npu" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-deepseek-v3"])
+def test_int8_costs_what_it_must(name: str, tmp_path: Path) -> None:
+    """Budgets of an int8 port are the rounding and what its codes cost: over them it would drift."""
+    porter.adapt(name, "ascend", scheme="w8a8", output=tmp_path / "port", strict=True)
+    golden = golden_of(name, tmp_path / "golden")
+    with emulated_npu(CHIP) as emulator:
+        seen: set[str] = set()
+        emulator.observers.append(lambda call, result: seen.add(call.op.name))
+        report = porter.align(golden, tmp_path / "port").to_json()
+    assert report["verdict"] == "aligned", report["first_drift"]
+    assert report["tokens"]["top1_agreement"] >= 0.9
+    assert {"npu_dynamic_quant", "npu_quant_matmul", "npu_weight_quant_batchmatmul"} <= seen
