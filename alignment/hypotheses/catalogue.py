@@ -34,6 +34,7 @@ from porter.alignment.hypotheses import (
     padding,
     parameter_layout,
     parameter_scale,
+    parameter_use,
     quantization,
     recurrent_state,
     reduction,
@@ -48,6 +49,7 @@ from porter.alignment.hypotheses import (
     unknown,
     zero_point,
 )
+from porter.alignment.hypotheses.drifting_calls import calls_in_words, of_drifting_calls
 from porter.alignment.hypotheses.relation import drifted, with_parameters_of_candidate
 from porter.alignment.report import Cause
 
@@ -116,6 +118,7 @@ MATHEMATICS: tuple[Hypothesis, ...] = (
     shared_expert.HYPOTHESIS,
     expert_order.HYPOTHESIS,
     kv_heads.HYPOTHESIS,
+    parameter_use.HYPOTHESIS,
     residual.HYPOTHESIS,
     norm_weight.HYPOTHESIS,
     norm_precision.HYPOTHESIS,
@@ -149,6 +152,7 @@ FITTED: tuple[Hypothesis, ...] = (
 GENERAL: tuple[Hypothesis, ...] = (
     output_relation.BRANCH,
     output_relation.RATIO,
+    output_relation.TOKENS,
     output_relation.OFFSET,
     low_precision.OUTPUT,
     non_finite.CLIPPED,
@@ -178,6 +182,24 @@ EXPLAINED = 0.5
 
 def explain(drift: Drift) -> list[Cause]:
     """The causes of one drift, most confident first; `unknown` where nothing brings it within the floor.
+
+    Where nothing explains all calls, those that drift are looked at alone: prefill and decoding run other kernels.
+    """
+    found = _explain(drift)
+    narrowed = None if any(cause.confidence >= EXPLAINED for cause in found) else of_drifting_calls(drift)
+    if narrowed is None:
+        return found
+    words = calls_in_words(narrowed, drift)
+    again = [
+        dataclasses.replace(cause, says=f"{cause.says} {words}")
+        for cause in _explain(narrowed)
+        if cause.confidence >= EXPLAINED
+    ]
+    return again or found
+
+
+def _explain(drift: Drift) -> list[Cause]:
+    """The causes of one drift, tried on all its calls.
 
     Wrong parameters come first: the source is replayed with the candidate's. Where that reproduces the candidate they
     are all there is to explain; else mathematics is tried on what they leave.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from porter.alignment.drift import Drift
 from porter.alignment.hypotheses.anatomy import experts
-from porter.alignment.hypotheses.surgery import set_parameter
+from porter.alignment.hypotheses.surgery import rebind_forward, set_parameter
 from porter.alignment.hypotheses.trial import Trial, TrialHypothesis
 
 PARAMETERS = ("gate_up_proj", "down_proj")
@@ -40,6 +41,49 @@ def _trials(drift: Drift) -> Iterator[Trial]:
             says = f"{name} of the experts is shifted by one against the other projection: realign the two"
             yield Trial("expert-permutation", says, _reindex(path, index.roll(1), (name,)), part=path)
             yield Trial("expert-permutation", says, _reindex(path, index.roll(-1), (name,)), part=path)
+
+
+        for words, places in ROWS:
+            says = f"The experts' rows are added up {words}: take the index as the operator before it writes it"
+            yield Trial("expert-permutation", says, _added_up(path, places), part=path)
+
+
+Places = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _scattered(index: torch.Tensor) -> torch.Tensor:
+    order = index.flatten().argsort(stable=True)
+    return order[order]
+
+
+def _by_columns(index: torch.Tensor) -> torch.Tensor:
+    tokens, chosen = index.shape
+    pairs: torch.Tensor = torch.arange(tokens * chosen, device=index.device).view(chosen, tokens).t()
+    return pairs.reshape(-1)
+
+
+ROWS: tuple[tuple[str, Places], ...] = (
+    ("by where they came from instead of where they went", _scattered),
+    ("by an index that is read by columns instead of by rows", _by_columns),
+)
+"""How an index of sorted rows is misread: for each token's k-th expert, of which token and expert the row is taken."""
+
+
+def _added_up(path: str, places: Places) -> Callable[[nn.Module], None]:
+    def change(module: nn.Module) -> None:
+        owner = module.get_submodule(path)
+        original = owner.forward
+
+        def forward(self: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Any:
+            tokens, chosen = index.shape
+            ones = weights.new_ones(tokens * chosen, 1)
+            rows = original(hidden.repeat_interleave(chosen, 0), index.reshape(-1, 1), ones)
+            taken = rows[places(index)].view(tokens, chosen, -1)
+            return (weights.to(rows.dtype).unsqueeze(-1) * taken).sum(1)
+
+        rebind_forward(owner, forward)
+
+    return change
 
 
 HYPOTHESIS = TrialHypothesis(("expert-permutation", "expert-count-offset"), _trials)

@@ -16,6 +16,8 @@ from porter.alignment.hypotheses.trial import Outcome, Trial, cause, distance, j
 from porter.alignment.report import Cause
 
 ENOUGH = 8
+ALIKE = 1.01
+"""Factors of tokens within this ratio are one factor."""
 GRID = tuple(2.0 ** (exponent / 4) for exponent in range(-24, 25))
 
 
@@ -98,6 +100,35 @@ def comparable(drift: Drift) -> bool:
     return source.is_floating_point() and source.shape == candidate.shape and source.numel() > ENOUGH
 
 
+@dataclass(frozen=True)
+class TokenRatio:
+    """A factor for each token, where one for all explains less: scales of quantized activations that are not applied."""
+
+    kinds: tuple[str, ...] = ("scale-missing",)
+
+    def applies(self, drift: Drift) -> bool:
+        """Whether weights are quantized, tokens have enough numbers each, and there are several."""
+        if not drift.quantized or not comparable(drift):
+            return False
+        rows, columns = joined(drift, drift.source_output).shape
+        return rows > 2 and columns > ENOUGH
+
+    def explain(self, drift: Drift) -> Cause | None:
+        """The range of the factors, and the distance that they leave; None where they are all alike."""
+        source, candidate = joined(drift, drift.source_output), joined(drift, drift.candidate_output)
+        factors = (source * candidate).sum(-1) / (source * source).sum(-1).clamp_min(1e-300)
+        low, high = float(factors.abs().min()), float(factors.abs().max())
+        if high <= low * ALIKE:
+            return None
+        after = float((factors.unsqueeze(-1) * source - candidate).norm() / (factors.unsqueeze(-1) * source).norm())
+        says = (
+            f"Every token's output is the source's times a number of its own, {low:.4g} to {high:.4g}: the scales of "
+            "the tokens' quantized inputs are not applied, or those of other tokens are"
+        )
+        return cause(drift, Outcome(Trial("scale-missing", says), after))
+
+
 RATIO = OutputRatio()
+TOKENS = TokenRatio()
 BRANCH = BranchRatio()
 OFFSET = OutputOffset()

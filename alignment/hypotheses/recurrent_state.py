@@ -98,7 +98,7 @@ RESETS: tuple[tuple[str, Keep], ...] = (
     ),
     (
         "The recurrent state is found transposed (keys by values): the layouts differ",
-        _on(("recurrent",), lambda s: s.transpose(-1, -2) if s.shape[-1] == s.shape[-2] else s),
+        _on(("recurrent",), lambda s: s.transpose(-1, -2).clone() if s.shape[-1] == s.shape[-2] else s),
     ),
 )
 

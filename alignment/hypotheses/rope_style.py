@@ -39,6 +39,18 @@ def turn_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat((torch.stack(rotary.chunk(2, dim=-1), dim=-1).flatten(-2), rest), dim=-1)
 
 
+def turn_pairs_by_half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (2i, 2i + 1) in place with angles that lie in halves: each of a pair has one of its own."""
+    rotary, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    crossed = torch.stack((-rotary[..., 1::2], rotary[..., 0::2]), dim=-1).flatten(-2)
+    return torch.cat((rotary * cos + crossed * sin, rest), dim=-1)
+
+
+def turn_by_sine(turn: Turn) -> Turn:
+    """The same turn with cosines and sines exchanged."""
+    return lambda x, cos, sin: turn(x, sin, cos)
+
+
 def _same(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return x
 
@@ -76,6 +88,14 @@ def _variants(own: Turn) -> list[tuple[str, Callable[..., Any]]]:
         (f"only the query's rotary embedding rotates {other_words}; {fix}", _rotation(other, own)),
         (f"only the key's rotary embedding rotates {other_words}; {fix}", _rotation(own, other)),
         ("the rotary embedding turns backwards: negate sin", _rotation(own, own, -1.0)),
+        (
+            f"the rotary embedding rotates {PAIRS}, by angles laid out for halves: set the half style",
+            _rotation(turn_pairs_by_half, turn_pairs_by_half),
+        ),
+        (
+            "the rotary embedding takes sines for cosines: exchange the two arguments",
+            _rotation(turn_by_sine(own), turn_by_sine(own)),
+        ),
         ("the rotary embedding is not applied to the query and key", _rotation(_same, _same)),
         ("the rotary embedding is not applied to the key", _rotation(own, _same)),
         ("the rotary embedding is not applied to the query", _rotation(_same, own)),

@@ -66,6 +66,11 @@ def _score(drift: Drift) -> Iterator[Trial]:
         other = "softmax" if gate.score == "sigmoid" else "sigmoid"
         says = f"Router logits become scores by {other} where the source uses {gate.score}: use {gate.score}"
         yield Trial("activation", says, with_gate(path, altered(gate, score=other)), part=path)
+        # Operators divide by the sum in one of their modes alone.
+        whether = "not " if gate.renormalize else ""
+        says = f"{says}, and the weights are {whether}divided by their sum"
+        change = with_gate(path, altered(gate, score=other, renormalize=not gate.renormalize))
+        yield Trial("activation", says, change, part=path)
 
 
 RENORMALISATION = TrialHypothesis(("router-renormalisation",), _renormalisation)

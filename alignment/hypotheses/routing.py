@@ -22,6 +22,7 @@ PLACES = {
     "product": "multiplies hidden states and weight in {format}, and keeps its logits in it",
     "all": "computes logits and scores in {format}",
     "scores": "rounds its scores to {format} before it chooses",
+    "operator": "is one operator in {format}: logits, correction bias and weights are rounded to it",
 }
 """Where a router may round, and how a user is told."""
 
@@ -47,20 +48,24 @@ class Gate:
     def __call__(self, module: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         """(logits [T, E], weights [T, k], indices [T, k]) as transformers' routers return them."""
         weight: torch.Tensor = module.weight  # type: ignore[assignment]
-        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "product", "all")
+        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "product", "all", "operator")
         logits = self._rounded(
-            hidden @ self._rounded(weight, "inputs", "product", "all").t(), "logits", "product", "all"
+            hidden @ self._rounded(weight, "inputs", "product", "all", "operator").t(),
+            "logits",
+            "product",
+            "all",
+            "operator",
         )
         scores = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(dim=-1)
         scores = self._rounded(scores, "scores", "all")
         bias = module._buffers.get(BIAS, module._parameters.get(BIAS))
-        biased = scores if bias is None else scores + bias.to(scores.dtype)
+        biased = scores if bias is None else scores + self._rounded(bias.to(scores.dtype), "operator")
         choices = self._choice(biased if self.bias_selects else scores)
         indices = choices.topk(self.top_k, dim=-1, sorted=False)[1]
         weights = (biased if self.bias_weighs else scores).gather(1, indices)
         if self.renormalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if self.score == "sigmoid" else 0.0))
-        return logits, weights * self.scale, indices
+        return logits, self._rounded(weights * self.scale, "operator"), indices
 
     def _rounded(self, values: torch.Tensor, *places: str) -> torch.Tensor:
         return self.narrow[1](values) if self.narrow is not None and self.narrow[0] in places else values

@@ -28,7 +28,11 @@ FAULTS = (
         "yarn-scale-left-out",
         "YaRN's factor squared belongs into the scale",
         V3,
-        (modeling("yarn_apply_mscale(config.rope_parameters, self.qk_head_dim ** (-0.5))", "self.qk_head_dim ** (-0.5)"),),
+        (
+            modeling(
+                "yarn_apply_mscale(config.rope_parameters, self.qk_head_dim ** (-0.5))", "self.qk_head_dim ** (-0.5)"
+            ),
+        ),
         Found(ATTENTION, ("attention-scale",)),
         FIRST,
     ),
@@ -82,7 +86,7 @@ FAULTS = (
                 '{"sparse_mode": 4, "pre_tokens": UNLIMITED, "next_tokens": 1}',
             ),
         ),
-        Found(ATTENTION, ("attention-mask", "attention-window")),
+        Found(ATTENTION, ("attention-mask",)),
         FIRST,
     ),
     Fault(
@@ -111,7 +115,7 @@ FAULTS = (
                 "    mask, scaling, extra",
             ),
         ),
-        Found(ATTENTION, ("kv-heads", "kv-head-order", "head-order")),
+        Found(ATTENTION, ("kv-head-order",)),
         FIRST,
     ),
     Fault(
@@ -139,7 +143,7 @@ FAULTS = (
                 "keys, values = both[..., value_dim:], both[..., :value_dim]",
             ),
         ),
-        Found(ATTENTION, ("head-layout", "kv-b-layout", "parameter-permuted", "unknown")),
+        Found(ATTENTION, ("weight-permuted",)),
         FIRST,
     ),
     Fault(
@@ -180,7 +184,13 @@ FAULTS = (
         "indexer-sees-all",
         "npu_lightning_indexer's sparse_mode 3 is the causal one",
         V32,
-        (kernel("sparse_attention", "sparse_count=taken,\n        sparse_mode=3", "sparse_count=taken,\n        sparse_mode=0"),),
+        (
+            kernel(
+                "sparse_attention",
+                "sparse_count=taken,\n        sparse_mode=3",
+                "sparse_count=taken,\n        sparse_mode=0",
+            ),
+        ),
         Refused(("npu_lightning_indexer", "sparse_mode")),
     ),
     Fault(
@@ -195,7 +205,7 @@ FAULTS = (
                 "    outputs = torch.empty_like(values)\n    for token",
             ),
         ),
-        Found(r"layers\.0\.linear_attn$", ("recurrent-state", "state-transposed", "state-layout", "unknown")),
-        FIRST,
+        Found(r"layers\.\d\.linear_attn$", ("state-reset",)),
+        r"layers\.\d\.linear_attn$",
     ),
 )

@@ -16,7 +16,13 @@ FAULTS = (
         "not-renormalised",
         "npu_moe_gating_top_k_softmax does not divide the weights by their sum",
         MOE,
-        (kernel("router", "if renormalize:\n        weights = weights / weights", "if False:\n        weights = weights / weights"),),
+        (
+            kernel(
+                "router",
+                "if renormalize:\n        weights = weights / weights",
+                "if False:\n        weights = weights / weights",
+            ),
+        ),
         Found(GATE, ("router-renormalisation",)),
         SECOND,
     ),
@@ -24,7 +30,13 @@ FAULTS = (
         "renormalised-twice",
         "npu_moe_gating_top_k's sigmoid divides by the sum itself; again, and the factor is lost",
         V3,
-        (kernel("router", "    if not renormalize:\n        weights = scores.gather(1, indices) * routed_scaling_factor\n", "    weights = weights / weights.sum(-1, keepdim=True)\n"),),
+        (
+            kernel(
+                "router",
+                "    if not renormalize:\n        weights = scores.gather(1, indices) * routed_scaling_factor\n",
+                "    weights = weights / weights.sum(-1, keepdim=True)\n",
+            ),
+        ),
         Found(GATE, ("router-scale",)),
         SECOND,
     ),
@@ -58,7 +70,7 @@ FAULTS = (
             kernel("router", "hidden.float(), weight.float())", "hidden, weight.to(hidden.dtype))"),
             kernel("router", "bias=bias.float(),\n        k_group", "bias=bias.bfloat16(),\n        k_group"),
         ),
-        Found(GATE, ("router-dtype", "low-precision")),
+        Found(GATE, ("router-dtype",)),
         SECOND,
     ),
     Fault(
@@ -66,7 +78,7 @@ FAULTS = (
         "norm_type is 0, softmax, unless it is given",
         V3,
         (kernel("router", "SIGMOID,\n        routed", "SOFTMAX,\n        routed"),),
-        Found(GATE, ("router-score", "router-score-function")),
+        Found(GATE, ("activation",)),
         SECOND,
     ),
     Fault(
@@ -74,14 +86,20 @@ FAULTS = (
         "group_select_mode 1 adds the two largest of a group",
         V3,
         (kernel("router", "group_select_mode=TWO_LARGEST", "group_select_mode=LARGEST"),),
-        Found(GATE, ("router-groups", "router-group-limit")),
+        Found(GATE, ("router-groups",)),
         SECOND,
     ),
     Fault(
         "groups-exchanged",
         "k_group is how many groups are taken, group_count how many there are",
         V3,
-        (kernel("router", "k_group=topk_group,\n        group_count=num_group,\n        group_select", "k_group=num_group,\n        group_count=topk_group,\n        group_select"),),
+        (
+            kernel(
+                "router",
+                "k_group=topk_group,\n        group_count=num_group,\n        group_select",
+                "k_group=num_group,\n        group_count=topk_group,\n        group_select",
+            ),
+        ),
         Refused(("npu_moe_gating_top_k", "k_group")),
     ),
     Fault(
@@ -95,7 +113,11 @@ FAULTS = (
         "counts-for-prefix-sums",
         "group_list_type 0, the default, reads prefix sums",
         MOE,
-        (kernel("experts", "group_list_type=COUNTS,\n        output_dtype", "group_list_type=0,\n        output_dtype"),),
+        (
+            kernel(
+                "experts", "group_list_type=COUNTS,\n        output_dtype", "group_list_type=0,\n        output_dtype"
+            ),
+        ),
         Refused(("npu_grouped_matmul", "group_list")),
     ),
     Fault(
@@ -116,7 +138,27 @@ FAULTS = (
         "expert-weight-not-transposed",
         "npu_grouped_matmul takes [E, K, N]",
         MOE,
-        (kernel("experts", "wide = product(torch_npu, rows, gate_up.transpose(1, 2)", "wide = product(torch_npu, rows, gate_up"),),
+        (
+            kernel(
+                "experts",
+                "wide = product(torch_npu, rows, gate_up.transpose(1, 2)",
+                "wide = product(torch_npu, rows, gate_up",
+            ),
+        ),
+        Found(EXPERTS, ("weight-transposed",)),
+        r"^model\.layers\.0(\.|$)",
+    ),
+    Fault(
+        "expert-weight-not-square",
+        "the same where the sizes tell",
+        MOE,
+        (
+            kernel(
+                "experts",
+                "down.transpose(1, 2), counts, hidden.dtype)\n    return add_up(torch_npu, out, index, top_k_weights)\n\n\ndef experts_w8a16",
+                "down, counts, hidden.dtype)\n    return add_up(torch_npu, out, index, top_k_weights)\n\n\ndef experts_w8a16",
+            ),
+        ),
         Refused(("npu_grouped_matmul", "weight")),
     ),
     Fault(
@@ -124,7 +166,7 @@ FAULTS = (
         "row_idx_type 1 says where rows came from, 0 where they went",
         MOE,
         (kernel("experts", "row_idx_type=0", "row_idx_type=1"),),
-        Found(EXPERTS, ("expert-order", "row-order", "permutation", "unknown")),
+        Found(EXPERTS, ("expert-permutation",)),
         SECOND,
     ),
     Fault(
@@ -135,7 +177,7 @@ FAULTS = (
             kernel("experts", "wide.unsqueeze(1)", "wide"),
             kernel("experts", "drop_pad_mode=ROW_BY_ROW_WITH_NONE", "drop_pad_mode=0"),
         ),
-        Found(EXPERTS, ("expert-order", "row-order", "permutation", "unknown")),
+        Found(EXPERTS, ("expert-permutation",)),
         SECOND,
     ),
     Fault(
@@ -143,7 +185,7 @@ FAULTS = (
         "the shared expert's output not added",
         V3,
         (modeling("hidden_states = hidden_states + self.shared_experts(residuals)", "self.shared_experts(residuals)"),),
-        Found(r"layers\.1\.mlp$", ("shared-expert", "shared-expert-missing")),
+        Found(r"layers\.1\.mlp$", ("shared-expert",)),
         SECOND,
     ),
     Fault(
@@ -166,13 +208,19 @@ FAULTS = (
         "quant_mode 0, static, is the default of npu_dequant_swiglu_quant",
         V3_W8A8,
         (kernel("experts", "quant_mode=1,\n        **clamp", "quant_mode=0,\n        **clamp"),),
-        Refused(("npu_dequant_swiglu_quant", "quant_scale")),
+        Refused(("npu_dequant_swiglu_quant", "quant_mode")),
     ),
     Fault(
         "expert-scale-of-another-dtype",
         "bfloat16 outputs take bfloat16 scales (vllm-ascend #2925)",
         V3_W8A8,
-        (kernel("experts", "down_scale.to(torch.float32 if hidden.dtype == torch.float16 else torch.bfloat16)", "down_scale.float()"),),
+        (
+            kernel(
+                "experts",
+                "down_scale.to(torch.float32 if hidden.dtype == torch.float16 else torch.bfloat16)",
+                "down_scale.float()",
+            ),
+        ),
         Refused(("npu_grouped_matmul", "scale")),
     ),
 )

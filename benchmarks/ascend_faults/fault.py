@@ -16,6 +16,7 @@ class Place:
     model: str
     scheme: str = "bf16"
     tokens: int = 3
+    prompt: str = "Once upon a time"
 
     @property
     def name(self) -> str:
@@ -38,7 +39,9 @@ class Edit:
             raise LookupError(f"{directory} has no file {self.file}*")
         text = files[0].read_text()
         if text.count(self.old) != 1:
-            raise LookupError(f"{files[0].name}: {text.count(self.old)} times {self.old!r}, which must stand there once")
+            raise LookupError(
+                f"{files[0].name}: {text.count(self.old)} times {self.old!r}, which must stand there once"
+            )
         files[0].unlink()
         files[0].write_text(text.replace(self.old, self.new))
 

@@ -6,7 +6,7 @@ from benchmarks.ascend_faults.fault import Fault, Found, Place, Refused, kernel,
 
 QWEN3 = Place("tiny-qwen3")
 V3 = Place("tiny-deepseek-v3")
-V32 = Place("tiny-deepseek-v32")
+V32 = Place("tiny-deepseek-v32", prompt=12 * "Once upon a time there was a little girl. ")
 NEXT = Place("tiny-qwen3-next")
 FIRST = r"^model\.layers\.0(\.|$)"
 
@@ -35,7 +35,13 @@ FAULTS = (
         "norm-epsilon-of-the-cache-operator",
         "npu_kv_rmsnorm_rope_cache's default, 1e-5, in place of the config's 1e-6",
         V3,
-        (kernel("norm", "npu_rms_norm(hidden_states, weight, epsilon=eps)", "npu_rms_norm(hidden_states, weight, epsilon=1e-5)"),),
+        (
+            kernel(
+                "norm",
+                "npu_rms_norm(hidden_states, weight, epsilon=eps)",
+                "npu_rms_norm(hidden_states, weight, epsilon=1e-5)",
+            ),
+        ),
         Found(r"layernorm|norm$", ("norm-eps",)),
     ),
     Fault(
@@ -43,7 +49,7 @@ FAULTS = (
         "npu_add_rms_norm gives the norm first and the sum third",
         QWEN3,
         (kernel("norm", "normed, _, total = torch_npu", "total, _, normed = torch_npu"),),
-        Found(r"layers\.0", ("residual-order", "residual", "norm-weight", "output-scale")),
+        Found(r"layers\.0", ("residual-missing",)),
         FIRST,
     ),
     Fault(
@@ -51,7 +57,7 @@ FAULTS = (
         "npu_rms_norm on a weight that is stored less one",
         NEXT,
         (kernel("norm", "npu_gemma_rms_norm(hidden_states.contiguous()", "npu_rms_norm(hidden_states.contiguous()"),),
-        Found(r"norm", ("norm-weight-offset", "norm-weight")),
+        Found(r"norm", ("norm-zero-centred",)),
         FIRST,
     ),
     Fault(
@@ -85,7 +91,12 @@ FAULTS = (
         "halves-turned-as-neighbours",
         "rotary_mode: half for Qwen, interleave for neighbours",
         QWEN3,
-        (kernel("rope", 'key, cos, sin, "half")', 'key, cos, sin, "interleave")'),),
+        (
+            kernel(
+                "rope", '_turn(torch_npu, query, cos, sin, "half")', '_turn(torch_npu, query, cos, sin, "interleave")'
+            ),
+            kernel("rope", '_turn(torch_npu, key, cos, sin, "half")', '_turn(torch_npu, key, cos, sin, "interleave")'),
+        ),
         Found(r"layers\.0\.self_attn$", ("rope-style",)),
         FIRST,
     ),
@@ -102,7 +113,7 @@ FAULTS = (
         "npu_mla_prolog takes sines first, npu_rotary_mul cosines",
         QWEN3,
         (kernel("rope", "*halved, rotary_mode", "*halved[::-1], rotary_mode"),),
-        Found(r"layers\.0\.self_attn$", ("rope-style", "rope-cos-sin-swapped")),
+        Found(r"layers\.0\.self_attn$", ("rope-style",)),
         FIRST,
     ),
     Fault(
@@ -119,7 +130,16 @@ FAULTS = (
         "indexer-turned-as-neighbours",
         "DeepSeek-V3.2's indexer turns halves, its attention neighbours (vllm-ascend #4641)",
         V32,
-        (modeling('self.rope = OpCall("rope", "half")', 'self.rope = OpCall("rope", "interleaved")'),),
+        (
+            modeling(
+                "return self.rope(query, key, cos, sin)",
+                "size = cos.shape[-1]\n"
+                "        query, key = (\n"
+                "            torch.cat((t[..., :size:2], t[..., 1:size:2], t[..., size:]), dim=-1) for t in (query, key)\n"
+                "        )\n"
+                "        return self.rope(query, key, cos, sin)",
+            ),
+        ),
         Found(r"layers\.0\.self_attn\.indexer$", ("rope-style",)),
         FIRST,
     ),

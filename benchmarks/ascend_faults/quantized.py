@@ -22,7 +22,11 @@ FAULTS = (
         "weight-not-transposed",
         "x2 of npu_quant_matmul is [K, N] (vllm-ascend #3850)",
         W8A8,
-        (kernel("linear", "block.t(),\n                weight_scale[rows]", "block,\n                weight_scale[rows]"),),
+        (
+            kernel(
+                "linear", "block.t(),\n                weight_scale[rows]", "block,\n                weight_scale[rows]"
+            ),
+        ),
         Refused(("npu_quant_matmul", "x2")),
     ),
     Fault(
@@ -30,7 +34,7 @@ FAULTS = (
         "the scales of the rows",
         W8A8,
         (kernel("linear", "pertoken_scale=scale", "pertoken_scale=None"),),
-        Found(QKV, ("output-scale", "activation-scale", "quantization")),
+        Found(QKV, ("scale-missing",)),
         FIRST,
     ),
     Fault(
@@ -45,7 +49,7 @@ FAULTS = (
         "codes are x / scale + offset",
         STATIC,
         (kernel("linear", "input_offset.expand(columns)", "-input_offset.expand(columns)"),),
-        Found(QKV, ("zero-point", "quantization", "output-offset")),
+        Found(QKV, ("constant-offset",)),
         FIRST,
     ),
     Fault(
@@ -53,15 +57,14 @@ FAULTS = (
         "div_mode False multiplies by the scale",
         STATIC,
         (kernel("linear", "div_mode=True", "div_mode=False"),),
-        Found(QKV, ("activation-scale", "quantization", "output-scale")),
-        FIRST,
+        Refused(("npu_quantize", "scales", "div_mode")),
     ),
     Fault(
         "offset-not-corrected",
         "quant_bias undoes the offset of the activations",
         STATIC,
         (kernel("linear", "    added = quant_bias\n    if bias", "    added = None\n    if bias"),),
-        Found(QKV, ("bias-missing", "output-offset", "zero-point")),
+        Found(QKV, ("constant-offset", "bias-missing")),
         FIRST,
     ),
     Fault(
@@ -69,7 +72,7 @@ FAULTS = (
         "weights are (code + offset) * scale",
         W8A16,
         (kernel("linear", "antiquant_offset=None", "antiquant_offset=torch.ones_like(power)"),),
-        Found(QKV, ("zero-point", "output-offset", "quantization")),
+        Found(QKV, ("zero-point",)),
         FIRST,
     ),
     Fault(

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import porter
 from benchmarks.ascend_faults.fault import Fault, Place
 from porter.original import original_directory
+from porter.quantization import scheme_named
 
 CHIP = "ascend-910b"
-PROMPT = "Once upon a time"
 
 
 class Workshop:
@@ -30,9 +30,14 @@ class Workshop:
             home.mkdir(parents=True, exist_ok=True)
             original = original_directory(place.model)
             model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16).eval()
-            ids = AutoTokenizer.from_pretrained(original)(PROMPT, return_tensors="pt").input_ids
+            ids = AutoTokenizer.from_pretrained(original)(place.prompt, return_tensors="pt").input_ids
             golden = porter.capture(model, ids, home / "golden", new_tokens=place.tokens)
-            porter.adapt(place.model, "ascend", scheme=place.scheme, output=home / "port", strict=True)
+            samples = home / "prompts.txt"
+            samples.write_text(f"{place.prompt} there was a little girl\nThe dog ran home\n")
+            given = samples if scheme_named(place.scheme).calibrated else None
+            porter.adapt(
+                place.model, "ascend", scheme=place.scheme, output=home / "port", strict=True, calibration=given
+            )
             self.made[place.name] = home / "port", golden
         return self.made[place.name]
 
