@@ -52,6 +52,9 @@ LAYER_KINDS: Mapping[str, frozenset[str]] = {
 """Types of layer that the code of a model type has; transformers lets `layer_types` name any that some model has, and
 makes caches by them."""
 
+BLOCKS = ("indexer_budget", "indexer_compress_ratio")
+"""Of an indexer that selects blocks of keys: the tokens of all, and of one."""
+
 Rule = tuple[tuple[str, ...], Callable[..., bool], str]
 RULES: tuple[Rule, ...] = (
     (("num_attention_heads", "num_key_value_heads"), lambda q, kv: q % kv == 0, "must be a multiple of {1} = {b}"),
@@ -108,6 +111,7 @@ def check_config(config: Any, where: str) -> None:
     _check_tokens_fit(config, where)
     _check_activation(config, where)
     _check_layer_kinds(config, where)
+    _check_indexer(config, where)
     for name, values in FAMILY_VALUES.get(config.model_type, {}).items():
         if getattr(config, name, values[0]) not in values:
             computed = " or ".join(repr(value) for value in values if value is not None)
@@ -119,6 +123,14 @@ def _check_layer_kinds(config: Any, where: str) -> None:
     for kind in getattr(config, "layer_types", None) or ():
         if known and kind not in known:
             raise PorterError(f"{where}: layer_types names {kind!r}; must be of {', '.join(sorted(known))}")
+
+
+def _check_indexer(config: Any, where: str) -> None:
+    """Qwen4's config may leave its indexer out, which its layers of indexed attention are built with all the same."""
+    if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
+        for name in ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", *BLOCKS):
+            if getattr(config, name, 0) is None:
+                raise wrong_field(where, name, None, "an integer, since layer_types names indexed_attention")
 
 
 def _check_rule(rule: Rule, config: Any, where: str) -> None:

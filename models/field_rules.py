@@ -15,12 +15,15 @@ from porter.models.vision_rules import NESTED, vision_sizes
 SIZE_LIMIT = 2**31 - 1
 """The largest size that 32-bit kernel arguments hold."""
 
+PREDICTION_LAYERS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""What configs call the number of prediction layers: transformers, DeepSeek, Qwen3.5."""
+
 MOST = {
     "num_hidden_layers": 4096,
     "n_routed_experts": 65_536,
     "num_experts": 65_536,
     "num_local_experts": 65_536,
-    "num_nextn_predict_layers": 64,
+    **dict.fromkeys(PREDICTION_LAYERS, 64),
     "hc_sinkhorn_iters": 65_536,
 }
 """Counts of modules or names that are built one by one, and of turns that are computed so; far above any model."""
@@ -70,7 +73,7 @@ NOT_NEGATIVE = (
     "shared_expert_intermediate_size",
 )
 """A Qwen3-MoE of no experts is dense, and Qwen3-Coder states a shared expert of width 0."""
-NOT_NEGATIVE_OR_NULL = ("num_nextn_predict_layers",)
+NOT_NEGATIVE_OR_NULL = PREDICTION_LAYERS
 INTEGERS = (
     (POSITIVE, 1, False),
     (POSITIVE_OR_NULL, 1, True),
@@ -125,6 +128,8 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     classes = fields.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise wrong_field(where, "architectures", classes, "a list of class names, or null")
+    if not isinstance(fields.get("quantization_config") or {}, dict):
+        raise wrong_field(where, "quantization_config", fields["quantization_config"], "an object, or be left out")
     _check_auto_map(fields.get("auto_map"), where)
     _check_rope(fields, where)
     _check_compress_rates(fields.get("compress_rates"), where)

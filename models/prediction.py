@@ -21,6 +21,7 @@ from torch import nn
 
 from porter.correspondence import Correspondence, Entry
 from porter.models.checkpoint_layout import checkpoint_layout
+from porter.models.field_rules import PREDICTION_LAYERS
 from porter.models.port import PortedSource, source_on_meta
 from porter.models.schemes import apply_schemes
 from porter.models.search import correspondence_of
@@ -65,13 +66,10 @@ QWEN = PredictionNames(
 """Released Qwen3-Next checkpoints hold one layer, of which their config.json says nothing; vLLM's qwen3_next_mtp takes
 one where `num_nextn_predict_layers` is not given, too."""
 
-COUNTS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
-"""What configs call the number of prediction layers: transformers, DeepSeek, Qwen3.5."""
-
 
 def prediction_layers(config: Any, unsaid: int = 0) -> int:
     """How many prediction layers a checkpoint of `config` has; `unsaid` where the config has no count."""
-    given = [count for name in COUNTS if (count := getattr(config, name, None)) is not None]
+    given = [count for name in PREDICTION_LAYERS if (count := getattr(config, name, None)) is not None]
     return max(map(int, given)) if given else unsaid
 
 

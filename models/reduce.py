@@ -46,10 +46,20 @@ REDUCED = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
+    "indexer_n_heads": 3,
+    "indexer_head_dim": 10,
+    "hc_count": 3,
+    "hc_lowrank": 7,
+    "ple_embed_dim": 24,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 31,
+    "make_ngram_vocab_size_divisible_by": 4,
 }
 REDUCED_OTHERS = {
     "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
     "swiglu_limit": 0.75,
+    "indexer_budget": 4,
+    "indexer_compress_ratio": 2,
 }
 """What is no width, but so large in released models that a short run would not meet it."""
 OTHER_NAMES = {
@@ -67,6 +77,8 @@ NEEDED = ("num_experts_per_tok",)
 """Fields that DeepseekV2Config leaves at None, though no model runs without them."""
 LEAST_LAYERS = 3
 TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+LAYER_LISTS = {"mlp_only_layers": 0, "ple_layer_ids": 1}
+"""Lists of the layers that have something, and the number of the first layer there."""
 
 
 def reduced_config(config: Any) -> Any:
@@ -90,12 +102,13 @@ def reduced_config(config: Any) -> Any:
     derived = ("head_dim", "qk_head_dim") if "kv_lora_rank" in data else ()
     for name in (*TOKEN_FIELDS, "quantization_config", "porter", *derived):
         data.pop(name, None)
+    if data.get("ple_layer_ids"):
+        data["eos_token_id"] = data["vocab_size"] - 1  # what was before it is not looked at: it means something here
     reduced_sections(data)
     if data.get("max_window_layers", 0) is None:
         del data["max_window_layers"]
     reduced = config.__class__.from_dict(data)
-    for name in TOKEN_FIELDS:
-        setattr(reduced, name, None)
+    _forget_tokens(reduced)
     # torch's grouped matrix product, transformers' default for experts, has no float64.
     reduced._experts_implementation = "eager"
     return reduced
@@ -104,11 +117,17 @@ def reduced_config(config: Any) -> Any:
 def _with_vision(config: Any) -> Any:
     text = reduced_config(config.text_config)
     reduced = config.__class__.from_dict(reduced_vision(config, text))
-    for name in TOKEN_FIELDS:
-        for part in (reduced, reduced.text_config):
-            setattr(part, name, None)
+    _forget_tokens(reduced)
+    _forget_tokens(reduced.text_config)
     reduced._experts_implementation = reduced.text_config._experts_implementation = "eager"
     return reduced
+
+
+def _forget_tokens(config: Any) -> None:
+    """No token is special at reduced width, but the end of a text to embeddings of several tokens together."""
+    for name in TOKEN_FIELDS:
+        if name != "eos_token_id" or not getattr(config, "ple_layer_ids", None):
+            setattr(config, name, None)
 
 
 def _names(data: dict[str, Any], config: Any, name: str) -> list[str]:
@@ -144,17 +163,18 @@ def _sampled_layers(data: dict[str, Any], names: list[str]) -> dict[str, Any]:
         return {}
     layers = data[names[0]]
     lists = {n: v for n, v in data.items() if isinstance(v, list | tuple) and len(v) == layers and n.endswith("_types")}
-    dense = data.get("mlp_only_layers")
-    if isinstance(dense, list) and dense:
-        lists["mlp_only_layers"] = [i in dense for i in range(layers)]
+    for name, first in LAYER_LISTS.items():
+        if isinstance(having := data.get(name), list) and having:
+            lists[name] = [i + first in having for i in range(layers)]
     kinds = list(zip(*lists.values(), strict=True))
     chosen = list(dict.fromkeys(kinds))
     # Every so many layers one has experts: as many layers as it takes to have one of them.
     least = max(LEAST_LAYERS, data.get("decoder_sparse_step") or 1)
     sampled = (chosen + kinds * least)[: max(least, len(chosen))] or [()] * least
     result: dict[str, Any] = {name: [kind[i] for kind in sampled] for i, name in enumerate(lists)}
-    if "mlp_only_layers" in result:
-        result["mlp_only_layers"] = [i for i, only in enumerate(result["mlp_only_layers"]) if only]
+    for name, first in LAYER_LISTS.items():
+        if name in result:
+            result[name] = [i for i, has in enumerate(result[name], first) if has]
     if "max_window_layers" in data and "layer_types" in lists:
         result["max_window_layers"] = None
     return {**result, **dict.fromkeys(names, len(sampled))}

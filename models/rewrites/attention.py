@@ -44,7 +44,9 @@ class GroupedQueryAttention:
         known = next((names for names in PROJECTIONS if set(names) <= linears.keys()), None)
         orders = list(_orders(linears, known))
         if not orders:
-            return None if known is None else Mismatch(f"the sizes of {', '.join(known)} are not those of an attention")
+            if known is None or _gated(linears, known):
+                return None
+            return Mismatch(f"the sizes of {', '.join(known)} are not those of an attention")
         if known is None and attribute_named(module, (*HEAD_DIM, *HEADS), int) is None:
             return None
         norms = _norms(children)
@@ -74,6 +76,12 @@ def _orders(linears: dict[str, nn.Linear], known: tuple[str, ...] | None) -> Ite
         same = query.in_features == key.in_features == value.in_features
         if grouped and same and output.in_features == query.out_features:
             yield order
+
+
+def _gated(linears: dict[str, nn.Linear], names: tuple[str, ...]) -> bool:
+    """Whether the query is given together with an output gate, of which `gated_attention` speaks."""
+    query, _, _, output = (linears[name] for name in names)
+    return query.out_features == 2 * output.in_features
 
 
 def _norms(children: dict[str, nn.Module]) -> dict[str, int]:

@@ -41,6 +41,9 @@ class RMSNorm:
         if any(True for _ in module.buffers()):
             return Mismatch("one 1-D weight as in an RMSNorm, but a buffer beside it")
         (weight,) = parameters
+        group = getattr(module, "group_size", None)
+        if isinstance(group, int) and group < parameters[weight].numel():
+            return Mismatch(f"an RMSNorm over groups of {group}; the Op takes the whole last dimension")
         # An attribute of any name may be the epsilon, if it is as small as one.
         small = [n for n, value in vars(module).items() if isinstance(value, float) and 0 < value <= LARGEST_EPSILON]
         epsilon = next((n for n in (*EPSILONS, *small) if isinstance(getattr(module, n, None), float)), None)

@@ -59,6 +59,7 @@ WRONG_FIELDS = [
     ({"hc_eps": -1.0}, "hc_eps is -1.0; must be a number from 0 to 1"),
     ({"swiglu_limit": -1.0}, "swiglu_limit is -1.0; must be a number from"),
     ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers is 1000000; must be at most 64"),
+    ({"mtp_num_hidden_layers": 65}, "mtp_num_hidden_layers is 65; must be at most 64"),
     ({"auto_map": ["AutoConfig"]}, r"auto_map is \['AutoConfig'\]; must be an object"),
     ({"auto_map": {"AutoConfig": 5}}, "auto_map.AutoConfig is 5; must be module.Class"),
     ({"compress_rates": 7}, "compress_rates is 7; must be an object"),
