@@ -28,7 +28,8 @@ from safetensors import safe_open
 from torch import nn
 
 from porter.ascend_v1.fused_groups import groups_of
-from porter.kernels.ascend.emulator.grouped_matmul import float_bits, int4_product, unpacked
+from porter.kernels.ascend.emulator.grouped_matmul import int4_product, unpacked
+from porter.kernels.ascend.emulator.quantization import float_bits
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 Tensors = dict[str, torch.Tensor]

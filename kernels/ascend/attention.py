@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.attention_calls import Attention, fused_inference, fusion
-from porter.kernels.ascend.attention_packed import packed_with_sink, variable_length
+from porter.kernels.ascend.attention_packed import packed, variable_length
 from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES
 from porter.kernels.ascend.dry_run import Kernel
 
@@ -54,7 +54,7 @@ def sink(
     sizes = query.shape[-1], value.shape[-1]
     packs = query.shape[2] > 1 and attention_mask is None and sizes in PACKED_SIZES and sizes[1] <= 128
     if packs and sinks.dtype == torch.bfloat16:
-        return packed_with_sink(torch_npu, attention, sinks)
+        return packed(torch_npu, attention, learnable_sink=sinks)
     output, lse = fused_inference(torch_npu, attention, lse=True)
     share = torch.sigmoid(lse.transpose(1, 2) - sinks.float()[:, None])
     return (output.float() * share).to(output.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from porter.kernels.ascend.attention_calls import Attention, causal
+from porter.kernels.ascend.attention_masks import up_to
 
 
 class BoundsOnHost:
@@ -54,7 +55,7 @@ def variable_length(
         return query.new_empty(*query.shape[:2], value.shape[2])
     ends, size = BOUNDS(cu_seqlens), value.shape[2]
     if size > query.shape[2]:
-        query, key = (torch.nn.functional.pad(t, (0, size - t.shape[2])) for t in (query, key))
+        query, key = up_to(size, query, key)
     output: torch.Tensor = torch_npu.npu_fusion_attention_v3(
         query,
         key,
@@ -79,8 +80,9 @@ def ends_of(tensor: torch.Tensor) -> list[int]:
     return [tensor.shape[2] * (i + 1) for i in range(tensor.shape[0])]
 
 
-def packed_with_sink(torch_npu: Any, attention: Attention, sinks: torch.Tensor) -> torch.Tensor:
-    """[B, S, Hq, Dv] by npu_fused_infer_attention_score_v2, whose sinks are for packed layouts."""
+def packed(torch_npu: Any, attention: Attention, **others: torch.Tensor) -> torch.Tensor:
+    """[B, S, Hq, Dv] by npu_fused_infer_attention_score_v2 in layout TND, the one in which it takes sinks, and rope
+    beside expanded keys; `others` are such arguments."""
     query, key = attention.query, attention.key
     output: torch.Tensor = torch_npu.npu_fused_infer_attention_score_v2(
         rows(query),
@@ -88,11 +90,11 @@ def packed_with_sink(torch_npu: Any, attention: Attention, sinks: torch.Tensor) 
         rows(attention.value),
         actual_seq_qlen=ends_of(query),
         actual_seq_kvlen=ends_of(key),
-        learnable_sink=sinks,
         num_query_heads=query.shape[1],
         num_key_value_heads=key.shape[1],
         softmax_scale=attention.scaling,
         input_layout="TND",
         **causal(attention),
+        **others,
     )[0]
     return output.view(query.shape[0], query.shape[2], *output.shape[1:])

@@ -10,14 +10,14 @@ torch_npu has fused operators for it, all in the catalogue, and none computes th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
-from porter.kernels.contract import Evidence
+from porter.kernels.ascend.dry_run import Kernel
+from porter.kernels.ascend.vendor import TORCH_ALONE
 from porter.kernels.reference.delta_rule import NORM_EPSILON
 
 CHUNK = 64
@@ -186,16 +186,11 @@ def _real(what: str, states: torch.Tensor) -> None:
         raise VendorRefusal(f"{what} of no tokens")
 
 
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("gated_delta_rule", "chunked"): chunked,
     ("gated_delta_rule", "recurrent"): recurrent,
     ("causal_conv1d", "silu"): causal_conv1d,
 }
 
-_TORCH = Evidence(
-    "declared",
-    "torch's own operators, which torch_npu implements on an NPU: no operator of the vendor's is called, so "
-    "there is nothing to emulate",
-)
-EVIDENCE = dict.fromkeys(KERNELS, _TORCH)
+EVIDENCE = dict.fromkeys(KERNELS, TORCH_ALONE)
 """Of the kernels that make no call of torch_npu."""

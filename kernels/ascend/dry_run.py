@@ -48,7 +48,7 @@ def dry_run(kernel: Kernel, chip: str, arguments: tuple[Any, ...]) -> tuple[str 
     vendor = DryVendor(chip)
     try:
         with torch.no_grad():
-            kernel(vendor, *map(_shape_only, arguments))
+            kernel(vendor, *map(shape_only, arguments))
     except VendorRefusal as refusal:
         return str(refusal), tuple(vendor.calls)
     return None, tuple(vendor.calls)
@@ -57,18 +57,13 @@ def dry_run(kernel: Kernel, chip: str, arguments: tuple[Any, ...]) -> tuple[str 
 def signature(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a dry run depends on: shapes, strides and dtypes of tensors, and every other argument."""
     return tuple(
-        (a.shape, a.stride(), a.dtype)
-        if isinstance(a, torch.Tensor)
-        else tuple(a)
-        if isinstance(a, list)
-        else a
+        (a.shape, a.stride(), a.dtype) if isinstance(a, torch.Tensor) else tuple(a) if isinstance(a, list) else a
         for a in arguments
     )
 
 
-def _shape_only(argument: Any) -> Any:
+def shape_only(argument: Any) -> Any:
+    """A tensor without values in place of a tensor; anything else as it is."""
     if not isinstance(argument, torch.Tensor):
         return argument
     return torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype, device="meta")
-
-

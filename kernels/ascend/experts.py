@@ -13,12 +13,12 @@ bfloat16 for a bfloat16 result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.ascend.dry_run import Kernel
 
 ROW_BY_ROW_WITH_NONE = 3
 """drop_pad_mode of npu_moe_finalize_routing: the index as npu_moe_init_routing_v2 writes it, -1 for none."""
@@ -226,7 +226,7 @@ def _eight_by_eight(packed: torch.Tensor) -> torch.Tensor:
     return packed.view(torch.int32)
 
 
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("experts", "standard"): experts_standard,
     ("experts", "clamped"): experts_standard,
     ("experts", "w8a16"): experts_w8a16,

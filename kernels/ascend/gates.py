@@ -8,7 +8,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 from porter.kernels.ascend.dry_run import Kernel
-from porter.kernels.contract import Evidence
+from porter.kernels.ascend.vendor import TORCH_ALONE
 from porter.kernels.reference.gates import delta_gates_softplus, sigmoid_gate_standard
 
 
@@ -33,7 +33,5 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     ("delta_gates", "softplus"): delta_gates,
     ("sigmoid_gate", "standard"): sigmoid_gate,
 }
-EVIDENCE = dict.fromkeys(
-    KERNELS, Evidence("declared", "torch's own elementwise operators; no operator of the vendor's fuses them")
-)
+EVIDENCE = dict.fromkeys(KERNELS, TORCH_ALONE)
 """Of the kernels that make no call of torch_npu."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from porter.kernels.ascend.dry_run import Kernel
 
 
 def collapse(
@@ -33,7 +34,7 @@ def expand(
     return written
 
 
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("hyper_connection", "collapse"): collapse,
     ("hyper_connection", "expand"): expand,
 }

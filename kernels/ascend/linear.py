@@ -10,7 +10,7 @@ import torch
 from porter.kernels.ascend.catalogue.quant_matmul import LONGEST
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 from porter.kernels.ascend.dry_run import Kernel
-from porter.kernels.contract import Evidence
+from porter.kernels.ascend.vendor import TORCH_ALONE
 
 SHIFT = 128.0
 """The weight-only product takes codes / 128: a power of two, so exact, and its sums are of the size of the output."""
@@ -145,10 +145,5 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     ("linear", "w8a8_static"): linear_w8a8_static,
 }
 
-_ATEN = Evidence(
-    "declared",
-    "torch's own product, which torch_npu implements for tensors on an NPU: no operator of the vendor's is called, so "
-    "there is nothing to emulate",
-)
-EVIDENCE = {("linear", "standard"): _ATEN, ("linear", "grouped"): _ATEN}
+EVIDENCE = dict.fromkeys((("linear", "standard"), ("linear", "grouped")), TORCH_ALONE)
 """Of the kernels that make no call of torch_npu."""

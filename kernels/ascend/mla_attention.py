@@ -11,7 +11,7 @@ from torch.nn import functional
 from porter.kernels.ascend.attention import attend
 from porter.kernels.ascend.attention_calls import Attention, causal, fusion
 from porter.kernels.ascend.attention_masks import whole_cache
-from porter.kernels.ascend.attention_packed import ends_of, rows
+from porter.kernels.ascend.attention_packed import packed, rows
 from porter.kernels.ascend.dry_run import Kernel
 
 LATENT, ROPE = 512, 64
@@ -141,29 +141,11 @@ def expanded(
     shared = key_rope.expand(-1, heads, -1, -1)
     sizes = (nope, key_rope.shape[-1], value_dim)
     if sizes == EXPANDED and attention_mask is None and query_nope.dtype != torch.float32:
-        return _packed(torch_npu, Attention(query_nope, keys, values, None, scaling, None), query_rope, shared)
+        attention = Attention(query_nope, keys, values, None, scaling, None)
+        return packed(torch_npu, attention, query_rope=rows(query_rope), key_rope=rows(shared))
     query = torch.cat((query_nope, query_rope), dim=-1)
     key = torch.cat((keys, shared), dim=-1)
     return attend(torch_npu, Attention(query, key, values, attention_mask, scaling, None))
-
-
-def _packed(torch_npu: Any, attention: Attention, query_rope: torch.Tensor, key_rope: torch.Tensor) -> torch.Tensor:
-    query, key = attention.query, attention.key
-    output: torch.Tensor = torch_npu.npu_fused_infer_attention_score_v2(
-        rows(query),
-        rows(key),
-        rows(attention.value),
-        query_rope=rows(query_rope),
-        key_rope=rows(key_rope),
-        actual_seq_qlen=ends_of(query),
-        actual_seq_kvlen=ends_of(key),
-        num_query_heads=query.shape[1],
-        num_key_value_heads=key.shape[1],
-        softmax_scale=attention.scaling,
-        input_layout="TND",
-        **causal(attention),
-    )[0]
-    return output.view(query.shape[0], query.shape[2], *output.shape[1:])
 
 
 KERNELS: dict[tuple[str, str], Kernel] = {

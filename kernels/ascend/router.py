@@ -6,10 +6,11 @@ Weights of the router are best stored in float32, which spares their conversion 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from porter.kernels.ascend.dry_run import Kernel
 
 Routing = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -127,7 +128,7 @@ def router_hash(
     return logits, weights, experts.long()
 
 
-KERNELS: dict[tuple[str, str], Callable[..., Any]] = {
+KERNELS: dict[tuple[str, str], Kernel] = {
     ("router", "softmax"): router_softmax,
     ("router", "grouped_sigmoid"): router_grouped_sigmoid,
     ("router", "grouped_softmax"): router_grouped_softmax,

@@ -7,8 +7,16 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from porter.kernels.contract import Evidence
+
 EMULATED = "porter_emulated_chip"
 """Attribute of the emulator's torch_npu: the chip whose documents it follows."""
+TORCH_ALONE = Evidence(
+    "declared",
+    "torch's own operators, which torch_npu implements on an NPU: no operator of the vendor's is called, so there is "
+    "nothing to emulate",
+)
+"""Of a kernel that makes no call of torch_npu."""
 
 
 def load_torch_npu() -> Any:

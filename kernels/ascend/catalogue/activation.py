@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from porter.kernels.ascend.catalogue.norm import PAGES
 from porter.kernels.ascend.catalogue.rules import contiguous, dtypes, multiple, not_empty, rank, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, Rule, VendorOp
 
 
 def _in_range(name: str) -> Rule:

@@ -18,9 +18,8 @@ from porter.kernels.ascend.catalogue.attention_layouts import (
 from porter.kernels.ascend.catalogue.attention_rules import Holds, on
 from porter.kernels.ascend.catalogue.attention_schemas import FUSION, FUSION_THIRD
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 NAMES = Names(
     heads="head_num",
     key_heads="",

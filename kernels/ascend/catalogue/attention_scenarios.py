@@ -10,7 +10,7 @@ import torch
 from porter.kernels.ascend.catalogue.attention_layouts import COMPRESSED, Geometry, Names
 from porter.kernels.ascend.catalogue.attention_rules import PACKED_SIZES, Holds, on
 from porter.kernels.ascend.catalogue.rules import that
-from porter.kernels.ascend.catalogue.vendor_op import Call, Rule
+from porter.kernels.ascend.catalogue.vendor_op import POWERS_OF_TWO, Call, Rule
 
 WITH_ROPE = {
     512: ("BSH", "BSND", "BNSD", "BNSD_NBSD", "BSND_NBSD", "BSH_NBSD", "TND", "TND_NTD"),
@@ -178,7 +178,7 @@ def _rope_sizes(names: Names) -> tuple[Rule, ...]:
         ),
         with_rope(
             "1, 2, 4, ... 128 heads over one key head for head size 512",
-            lambda c, g: g.head_dim != 512 or (g.heads in (1, 2, 4, 8, 16, 32, 64, 128) and g.key_heads == 1),
+            lambda c, g: g.head_dim != 512 or (g.heads in POWERS_OF_TWO and g.key_heads == 1),
             "query",
             "key",
         ),

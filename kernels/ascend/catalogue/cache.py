@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from porter.kernels.ascend.catalogue.norm import PAGES
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, not_empty, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
 BLOCK = 32
 """Bytes of the vendor's smallest unit of memory: 16 values of 16 bits, 32 of 8."""

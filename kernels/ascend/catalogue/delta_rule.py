@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import dtypes, given, rank, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 LOOSE = 1.0 + 2.0**-7
 """The norm of a unit vector whose values were rounded to bfloat16, at most."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, given, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A5, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A5, PAGES, Call, VendorOp
 
 IGNORED = "this operator takes and ignores"
 BLOCKS = ("block_idx_first_scheduled_token", "block_idx_last_scheduled_token", "initial_state_idx")
@@ -50,7 +50,7 @@ OPS = (
         "int? residual_connection=0, int? max_query_len=-1, Tensor? num_computed_tokens=None, "
         "Tensor? block_idx_first_scheduled_token=None, Tensor? block_idx_last_scheduled_token=None, "
         "Tensor? initial_state_idx=None, int? block_size=128, str? conv_mode='default') -> Tensor",
-        page="op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_causal_conv1d.md",
+        page=PAGES + "torch_npu-npu_fused_causal_conv1d.md",
         chips=(A5,),
         outputs=_outputs,
         rules=(

@@ -15,9 +15,7 @@ from porter.kernels.ascend.catalogue.expert_parallel_rules import (
     shared_rules,
 )
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, same_shape, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, VendorOp
-
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, PAGES, Call, VendorOp
 
 
 def _dispatch(call: Call) -> Any:

@@ -11,6 +11,7 @@ from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule
 ASSIST = 128
 """int32 of bookkeeping for each row that a rank may receive."""
 A2_WORLDS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
+"""Numbers of ranks that ascend-910b takes with comm_alg "fullmesh"."""
 PER_SERVER = 8
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from porter.kernels.ascend.catalogue.norm import PAGES
 from porter.kernels.ascend.catalogue.rules import absent, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, FRACTAL_NZ, I310P, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, FRACTAL_NZ, I310P, PAGES, VendorOp
 
 PLAIN = 2
 """The vendor's number of the plain layout."""

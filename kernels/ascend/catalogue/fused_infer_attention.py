@@ -18,9 +18,8 @@ from porter.kernels.ascend.catalogue.attention_scenarios import (
 )
 from porter.kernels.ascend.catalogue.attention_schemas import FUSED_INFERENCE, FUSED_INFERENCE_SECOND
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 FIRST = Names("num_heads", "scale", "actual_seq_lengths", "actual_seq_lengths_kv", "softmax_lse_flag")
 SECOND = Names("num_query_heads", "softmax_scale", "actual_seq_qlen", "actual_seq_kvlen", "return_softmax_lse")
 

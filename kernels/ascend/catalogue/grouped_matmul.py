@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from porter.kernels.ascend.catalogue.grouped_matmul_rules import (
     INNER_LIMIT,
     columns,
     combination,
     covers,
     group_list_rules,
+    is_int4,
     shape_of,
     single,
     sole,
@@ -19,16 +18,13 @@ from porter.kernels.ascend.catalogue.grouped_matmul_rules import (
 )
 from porter.kernels.ascend.catalogue.quantization_dtypes import as_dtype
 from porter.kernels.ascend.catalogue.rules import absent, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, VendorOp
 
 NAMES = "x weight bias scale antiquant_scale antiquant_offset per_token_scale output_dtype"
 FLOATS = "f16/f16/f16?/-/-/-/-/f16 f32/f32/f32?/-/-/-/-/f32 "
 INT8 = "i8/i8/i32?/i64/-/-/-/i8 i8/i8/i32?/bf16/-/-/f32?/bf16 i8/i8/i32?/f32/-/-/f32?/f16 i8/i8/i32?/-/-/-/-/i32 "
 INT4 = "i8/i32/f32/i64/-/-/f32/bf16 i8/i32/f32/i64/-/-/f32/f16"
-A2_A3 = (
-    f"{FLOATS}bf16/bf16/f32?/-/-/-/-/bf16 {INT8}"
-    f"f16/i8/f16?/-/f16/f16/-/f16 bf16/i8/f32?/-/bf16/bf16/-/bf16 {INT4}"
-)
+A2_A3 = f"{FLOATS}bf16/bf16/f32?/-/-/-/-/bf16 {INT8}f16/i8/f16?/-/f16/f16/-/f16 bf16/i8/f32?/-/bf16/bf16/-/bf16 {INT4}"
 CHIP_950 = (
     f"{FLOATS}bf16/bf16/f32?/-/-/-/-/bf16 bf16/bf16/bf16?/-/-/-/-/bf16 {INT8}i8/i8/i32?/f32/-/-/f32?/bf16 "
     f"f16/i8/f16?/-/f16/f16?/-/f16 bf16/i8/f32?/-/bf16/bf16?/-/bf16 {INT4}"
@@ -36,10 +32,6 @@ CHIP_950 = (
 GROUP = 256
 """Inputs for each of which a weight of int4 has a scale."""
 INT4_INPUTS = 18432
-
-
-def _int4(call: Call) -> bool:
-    return bool(sole(call, "weight").dtype == torch.int32)
 
 
 def _outputs(call: Call) -> Any:
@@ -54,7 +46,7 @@ def _per_output(call: Call) -> tuple[int, int]:
 
 def _scale(call: Call) -> tuple[int, ...]:
     experts, outputs = _per_output(call)
-    return (experts, sole(call, "x").shape[1] // GROUP, outputs) if _int4(call) else (experts, outputs)
+    return (experts, sole(call, "x").shape[1] // GROUP, outputs) if is_int4(call) else (experts, outputs)
 
 
 def _inner(call: Call) -> bool:
@@ -72,7 +64,7 @@ OPS = (
         "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type=None, int? group_list_type=0, "
         "int? act_type=0, int[]? tuning_config=None, int? output_dtype=None, int? x_dtype=None, "
         "int? weight_dtype=None, int? scale_dtype=None, int? per_token_scale_dtype=None) -> Tensor[]",
-        page="op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_grouped_matmul.md; int8 by int4, int32 results, "
+        page=PAGES + "torch_npu-npu_grouped_matmul.md; int8 by int4, int32 results, "
         "rows that group_list leaves out and chip 950: cann ops-transformer "
         "gmm/grouped_matmul/docs/aclnnGroupedMatmulV5.md",
         chips=(A2, A3, A5, I310P),
@@ -126,7 +118,7 @@ OPS = (
                 f"K a multiple of {GROUP} up to {INT4_INPUTS}, weight not transposed and group_list_type 1 for int4 "
                 "weights",
                 lambda call: (
-                    not _int4(call)
+                    not is_int4(call)
                     or (
                         sole(call, "x").shape[1] % GROUP == 0
                         and 0 < sole(call, "x").shape[1] <= INT4_INPUTS

@@ -12,6 +12,7 @@ from porter.kernels.ascend.catalogue.grouped_matmul_rules import (
     combination,
     covers,
     group_list_rules,
+    is_int4,
     shape_of,
     single,
     sole,
@@ -19,9 +20,8 @@ from porter.kernels.ascend.catalogue.grouped_matmul_rules import (
 )
 from porter.kernels.ascend.catalogue.quantization_dtypes import dtype_one_of
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 ACLNN = "cann ops-transformer gmm/grouped_matmul_swiglu_quant_v2/docs/aclnnGroupedMatmulSwigluQuantV2.md"
 WIDEST = 10240
 INT4_INPUTS = 20000
@@ -41,10 +41,6 @@ def _halves_and_offset(call: Call) -> Any:
 def _routed(call: Call) -> Any:
     x = call["x"]
     return x.new_empty((call["output_bs"] or x.shape[0], columns(call["w"])), dtype=torch.float32)
-
-
-def _int4(call: Call) -> bool:
-    return bool(sole(call, "weight").dtype == torch.int32)
 
 
 def _scale(call: Call) -> tuple[int, ...]:
@@ -123,10 +119,10 @@ OPS = (
                 (),
             ),
             *_product_rules("weight"),
-            _widths(lambda call: INT4_INPUTS if _int4(call) else INNER_LIMIT),
+            _widths(lambda call: INT4_INPUTS if is_int4(call) else INNER_LIMIT),
             that(
                 "dequant_mode 0, or 1 for int4 with scales by group of inputs",
-                lambda call: call["dequant_mode"] in ((0, 1) if _int4(call) else (0,)),
+                lambda call: call["dequant_mode"] in ((0, 1) if is_int4(call) else (0,)),
                 "dequant_mode",
                 "weight",
             ),
@@ -159,7 +155,7 @@ OPS = (
         value_rules=(covers(lambda call: call["group_list_type"]),),
         explicit=("dequant_mode", "dequant_dtype", "quant_mode", "quant_dtype", "group_list_type"),
         nz=("weight",),
-        must_be_nz=lambda call: () if _int4(call) else ("weight",),
+        must_be_nz=lambda call: () if is_int4(call) else ("weight",),
         note="the gate is the first half; int8 weights are read as FRACTAL_NZ; int4 is packed by eight in int32 and "
         "needs weight_assist_matrix = 8 * sum(weight * scale)",
     ),

@@ -28,6 +28,11 @@ def columns(weight: torch.Tensor) -> int:
     return int(weight.shape[-1]) * (PACKED if weight.dtype == torch.int32 else 1)
 
 
+def is_int4(call: Call) -> bool:
+    """Whether `weight` holds int4 values packed in int32."""
+    return bool(sole(call, "weight").dtype == torch.int32)
+
+
 def transposed(tensor: torch.Tensor) -> bool:
     """Whether the last two dimensions are a transposed view of a contiguous tensor, as the vendor tells it."""
     return tensor.stride(-2) == 1 and tensor.stride(-1) == tensor.shape[-2] and tensor.shape[-2] > 1

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import dtypes, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A5, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A5, PAGES, Call, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 STREAMS = (4, 6, 8)
 
 

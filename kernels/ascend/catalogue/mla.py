@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, POWERS_OF_TWO, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
-HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+HIDDEN_SIZES = (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192)
+QUERY_RANKS = (1536, 2048)
+"""What npu_mla_prolog_v3 takes."""
 
 SECOND_SCHEMA = (
     "(Tensor token_x, Tensor weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, Tensor "
@@ -88,7 +89,7 @@ def _prolog_rules(hidden: tuple[int, ...], ranks: tuple[int, ...], nope: tuple[i
         _sized(_shapes_fit),
         _size("a hidden size He of", lambda call: call["weight_dq"].shape[0], *hidden),
         _size("a query rank Hcq of", lambda call: call["weight_dq"].shape[1], *ranks),
-        _size("a head count N of", lambda call: call["weight_uk"].shape[0], *HEADS),
+        _size("a head count N of", lambda call: call["weight_uk"].shape[0], *POWERS_OF_TWO),
         _size("a head size D of", lambda call: call["weight_uk"].shape[1], *nope),
         _size("a key rank Hckv of", lambda call: call["weight_uk"].shape[2], 512),
         _size("a rope size Dr of", lambda call: call["rope_sin"].shape[-1], 64),
@@ -165,7 +166,7 @@ OPS = (
             absent(*RESERVED, why="belong to formats that are not modelled by porter"),
             absent("actual_seq_len", "k_nope_clip_alpha"),
             *(one_of(name, 1.0) for name in ("qc_qr_scale", "kc_scale")),
-            *_prolog_rules((1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192), (1536, 2048), (128, 192)),
+            *_prolog_rules(HIDDEN_SIZES, QUERY_RANKS, (128, 192)),
             that(
                 "blocks of 16 n up to 1024",
                 lambda call: call["kv_cache"].shape[1] % 16 == 0 < call["kv_cache"].shape[1] <= 1024,

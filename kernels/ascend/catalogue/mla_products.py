@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, multiple, one_of, rank, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
 SCHEMA = (
     "(Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? scale=None, int[]? perm_x1=None, int[]? "
@@ -44,7 +44,7 @@ OPS = (
     VendorOp(
         name="npu_transpose_batchmatmul",
         schema=SCHEMA,
-        page="op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_transpose_batchmatmul.md",
+        page=PAGES + "torch_npu-npu_transpose_batchmatmul.md",
         chips=(A2, A3, A5),
         outputs=_product,
         rules=(

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import contiguous, dtypes, not_empty, rank, same_shape, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 PAIRS = "f16/f32 bf16/f32 f16/f16 bf16/bf16 f32/f32"
 RANKS = tuple(range(1, 9))
 

@@ -9,9 +9,8 @@ import torch
 
 from porter.kernels.ascend.catalogue.quantization_dtypes import as_dtype
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, rank, short, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 LONGEST = 65535
 """Largest dimension of a product's operands."""
 

@@ -8,9 +8,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.quantization_dtypes import dtype_one_of
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, multiple, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, Call, VendorOp
-
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, PAGES, Call, VendorOp
 
 
 def _dynamic_quant(call: Call) -> Any:

@@ -8,9 +8,8 @@ import torch
 
 from porter.kernels.ascend.catalogue.quantization_dtypes import dtype_one_of
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, given, one_of, rank, same_shape, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, I310P, PAGES, Call, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 WIDEST, ALIGNED = 10496, 64
 """The documented limits of half the last dimension of npu_dequant_swiglu_quant by groups."""
 GLU = ("clamp_limit", "glu_alpha", "glu_bias")

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from porter.kernels.ascend.catalogue.norm import PAGES
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, not_empty, one_of, rank, same_shape, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, VendorOp
 
 ONE_DTYPE = "f16/f16/f16/f16 bf16/bf16/bf16/bf16 f32/f32/f32/f32"
 ONE_DTYPE_310P = "f16/f16/f16/f16 f32/f32/f32/f32"

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, rank, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 ACLNN = "cann ops-transformer moe/moe_gating_top_k/docs/"
 LOGITS = "f16 bf16 f32"
 MOST_EXPERTS = 2048

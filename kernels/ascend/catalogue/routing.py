@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, rank, same_shape, size, that
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, Rule, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, PAGES, Call, Rule, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 ACLNN = "cann ops-transformer moe/"
 MOST_EXPERTS = 10240
 
@@ -175,9 +174,11 @@ OPS = (
             rank("scales", 2),
             that(
                 "scales [tokens, k] of as many values as expanded_src_to_dst_row has, and at least one",
-                lambda call: 0
-                < call["expanded_src_to_dst_row"].numel()
-                == (call["expanded_src_to_dst_row"] if call["scales"] is None else call["scales"]).numel(),
+                lambda call: (
+                    0
+                    < call["expanded_src_to_dst_row"].numel()
+                    == (call["expanded_src_to_dst_row"] if call["scales"] is None else call["scales"]).numel()
+                ),
                 "scales",
                 "expanded_src_to_dst_row",
             ),

@@ -11,11 +11,11 @@ from porter.kernels.ascend.catalogue.sparse_attention_layout import (
     contiguous_keys,
     layout_rules,
     length_rules,
+    query_heads,
     spans,
 )
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, VendorOp
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, POWERS_OF_TWO, Call, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 COUNTS = (*range(1, 2049), *range(3072, 8193, 1024))
 LOG_SUMS = "training, with layouts other than PA_BSND"
 
@@ -39,7 +39,7 @@ def _attended(call: Call) -> Any:
     return query.new_empty(query.shape), *statistics
 
 
-def visible_first(call: Call) -> bool:
+def _visible_first(call: Call) -> bool:
     """Whether in each row the blocks that the query may see come before all others. The chip stops reading at -1, and
     reads no more entries than there are visible blocks."""
     indices, block = call["sparse_indices"], call["sparse_block_size"]
@@ -51,6 +51,19 @@ def visible_first(call: Call) -> bool:
             if bool((seen[1:] & ~seen[:-1]).any()) or bool(row.max() * block >= span.keys):
                 return False
     return True
+
+
+SELECTED = that(
+    "sparse_indices to be a head of one index or more for each query",
+    lambda c: c["sparse_indices"].shape[:-1] == (*c["query"].shape[:-2], 1) and c["sparse_indices"].numel() > 0,
+    "query",
+    "sparse_indices",
+)
+VISIBLE_FIRST = that(
+    "each row of sparse_indices to begin with the keys that its query sees, all else after them",
+    _visible_first,
+    "sparse_indices",
+)
 
 
 def _same_but_last(name: str) -> Any:
@@ -81,7 +94,7 @@ OPS = (
             size("query", -1, "of 128", lambda n: n == 128),
             size("key", -1, "of 128", lambda n: n == 128),
             size("query", -2, "of 64 heads at most", lambda n: n <= 64, chips=(A2, A3)),
-            size("query", -2, "of 8, 16, 24, 32 or 64 heads", lambda n: n in (8, 16, 24, 32, 64), chips=(A5,)),
+            query_heads(8, 16, 24, 32, 64, chips=(A5,)),
             that(
                 "weights to be a number for each head of each query",
                 lambda call: call["weights"].shape == call["query"].shape[:-1],
@@ -139,25 +152,12 @@ OPS = (
                 "value",
                 "key_rope",
             ),
-            size(
-                "query",
-                -2,
-                "of 1, 2, 4, 8, 16, 32, 64 or 128 heads",
-                lambda n: n in (1, 2, 4, 8, 16, 32, 64, 128),
-                chips=(A2, A3),
-            ),
+            query_heads(*POWERS_OF_TWO, chips=(A2, A3)),
             size("query", -2, "of 128 heads at most", lambda n: n <= 128, chips=(A5,)),
-            that(
-                "sparse_indices to be a head of one index or more for each query",
-                lambda c: (
-                    c["sparse_indices"].shape[:-1] == (*c["query"].shape[:-2], 1) and c["sparse_indices"].numel() > 0
-                ),
-                "query",
-                "sparse_indices",
-            ),
+            SELECTED,
             that(
                 "sparse_block_size to be a power of two of 128 at most",
-                lambda c: c["sparse_block_size"] in (1, 2, 4, 8, 16, 32, 64, 128),
+                lambda c: c["sparse_block_size"] in POWERS_OF_TWO,
                 "sparse_block_size",
             ),
             that(
@@ -191,11 +191,7 @@ OPS = (
                 lambda c: c["value"].data_ptr() == c["key"].data_ptr() or torch.equal(c["value"], c["key"]),
                 "value",
             ),
-            that(
-                "each row of sparse_indices to begin with the keys that its query sees, all else after them",
-                visible_first,
-                "sparse_indices",
-            ),
+            VISIBLE_FIRST,
         ),
         explicit=(
             "query_rope",

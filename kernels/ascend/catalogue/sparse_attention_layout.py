@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from porter.kernels.ascend.catalogue.rules import dtypes, one_of, that
+from porter.kernels.ascend.catalogue.rules import dtypes, one_of, size, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, Rule
 
 UNBOUNDED = 2**63 - 1
@@ -63,19 +63,21 @@ def gathered(call: Call, name: str, span: Span, lengths: str) -> torch.Tensor:
     return tensor[stop - span.keys : stop, 0]
 
 
+def query_heads(*allowed: int, chips: Sequence[str] = ()) -> Rule:
+    """The query has one of these numbers of heads."""
+    text = f"of {', '.join(map(str, allowed[:-1]))} or {allowed[-1]} heads"
+    return size("query", -2, text, lambda n: n in allowed, chips)
+
+
 def layout_rules(lengths: str) -> tuple[Rule, ...]:
     """Layouts, ranks, lengths and block table, for keys whose layout and lengths end in `lengths`."""
-    layout, actual = f"layout_{lengths}", f"actual_seq_lengths_{lengths}"
-
-    def paged(call: Call) -> bool:
-        return bool(call[layout] == "PA_BSND")
-
+    layout = f"layout_{lengths}"
     return (
         one_of("layout_query", "BSND", "TND"),
         one_of(layout, "BSND", "TND", "PA_BSND"),
         that(
             f"{layout} to be that of the queries, unless PA_BSND",
-            lambda call: paged(call) or call[layout] == call["layout_query"],
+            lambda call: call[layout] in ("PA_BSND", call["layout_query"]),
             "layout_query",
             layout,
         ),
@@ -97,6 +99,20 @@ def layout_rules(lengths: str) -> tuple[Rule, ...]:
             "query",
             "key",
         ),
+        *_lengths_and_pages(layout, lengths),
+        one_of("sparse_mode", 0, 3),
+        one_of("pre_tokens", UNBOUNDED),
+        one_of("next_tokens", UNBOUNDED),
+    )
+
+
+def _lengths_and_pages(layout: str, lengths: str) -> tuple[Rule, ...]:
+    actual = f"actual_seq_lengths_{lengths}"
+
+    def paged(call: Call) -> bool:
+        return bool(call[layout] == "PA_BSND")
+
+    return (
         dtypes(f"actual_seq_lengths_query {actual} block_table", "i32/i32/i32"),
         that(
             "actual_seq_lengths_query where layout_query is TND",
@@ -122,9 +138,6 @@ def layout_rules(lengths: str) -> tuple[Rule, ...]:
             lambda c: not paged(c) or (c["key"].shape[1] % 16 == 0 and c["key"].shape[1] <= 1024),
             "key",
         ),
-        one_of("sparse_mode", 0, 3),
-        one_of("pre_tokens", UNBOUNDED),
-        one_of("next_tokens", UNBOUNDED),
     )
 
 

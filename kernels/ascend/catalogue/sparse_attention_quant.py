@@ -7,11 +7,15 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, size, that
-from porter.kernels.ascend.catalogue.sparse_attention import selected_shape, visible_first
-from porter.kernels.ascend.catalogue.sparse_attention_layout import contiguous_keys, layout_rules, length_rules
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, Call, VendorOp
+from porter.kernels.ascend.catalogue.sparse_attention import SELECTED, VISIBLE_FIRST, selected_shape
+from porter.kernels.ascend.catalogue.sparse_attention_layout import (
+    contiguous_keys,
+    layout_rules,
+    length_rules,
+    query_heads,
+)
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, POWERS_OF_TWO, Call, VendorOp
 
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
 LATENT, ROPE, TILE = 512, 64, 128
 PACKED = LATENT + 2 * ROPE + 4 * LATENT // TILE
 """Bytes of a key: the latent in int8, the rotated part in 16 bits, a float32 scale for each tile of the latent."""
@@ -52,7 +56,7 @@ OPS = (
             size("query", -1, "of 128", lambda n: n == 128),
             size("key", -1, "of 128", lambda n: n == 128),
             size("query", -2, "of 64 heads at most", lambda n: n <= 64, chips=(A2, A3)),
-            size("query", -2, "of 8, 16, 24, 32 or 64 heads", lambda n: n in (8, 16, 24, 32, 64), chips=(A5,)),
+            query_heads(8, 16, 24, 32, 64, chips=(A5,)),
             that(
                 "weights and query_dequant_scale to be a number for each head of each query",
                 lambda c: c["weights"].shape == c["query_dequant_scale"].shape == c["query"].shape[:-1],
@@ -101,20 +105,8 @@ OPS = (
             contiguous("query", "sparse_indices"),
             *contiguous_keys(("key",), "kv"),
             size("query", -1, f"of {LATENT} + {ROPE}", lambda n: n == LATENT + ROPE),
-            size(
-                "query",
-                -2,
-                "of 1, 2, 4, 8, 16, 32, 64 or 128 heads",
-                lambda n: n in (1, 2, 4, 8, 16, 32, 64, 128),
-                chips=(A2, A3),
-            ),
-            size(
-                "query",
-                -2,
-                "of 1, 2, 4, 8, 16, 32, 48, 64 or 128 heads",
-                lambda n: n in (1, 2, 4, 8, 16, 32, 48, 64, 128),
-                chips=(A5,),
-            ),
+            query_heads(*POWERS_OF_TWO, chips=(A2, A3)),
+            query_heads(1, 2, 4, 8, 16, 32, 48, 64, 128, chips=(A5,)),
             size("key", -1, f"of {PACKED} bytes: latent, rotated part, scales", lambda n: n == PACKED),
             that(
                 "value of the keys' sequences, with one head",
@@ -122,24 +114,13 @@ OPS = (
                 "key",
                 "value",
             ),
-            that(
-                "sparse_indices to be a head of one index or more for each query",
-                lambda c: (
-                    c["sparse_indices"].shape[:-1] == (*c["query"].shape[:-2], 1) and c["sparse_indices"].numel() > 0
-                ),
-                "query",
-                "sparse_indices",
-            ),
+            SELECTED,
             one_of("sparse_block_size", 1, 2, 4, 8, 16, chips=(A2, A3)),
             one_of("sparse_block_size", 1, chips=(A5,)),
         ),
         value_rules=(
             *length_rules("kv"),
-            that(
-                "each row of sparse_indices to begin with the keys that its query sees, all else after them",
-                visible_first,
-                "sparse_indices",
-            ),
+            VISIBLE_FIRST,
         ),
         explicit=("sparse_block_size", "layout_query", "layout_kv", "sparse_mode", "attention_mode"),
         note="the page gives the output query's shape; its examples and the vendor's code leave the rotated part out",

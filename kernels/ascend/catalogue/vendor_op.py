@@ -13,6 +13,10 @@ A2, A3, A5, I310P = "ascend-910b", "ascend-910c", "ascend-950", "ascend-310p"
 CHIPS = (A2, A3, A5, I310P)
 FRACTAL_NZ = 29
 """The vendor's number of the blocked layout that its matrix units read."""
+PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/"
+"""Where the vendor's pages of its operators lie."""
+POWERS_OF_TWO = (1, 2, 4, 8, 16, 32, 64, 128)
+"""The counts of heads that latent attention takes, among others."""
 
 
 class VendorRefusal(Exception):

@@ -9,6 +9,7 @@ import torch
 from porter.kernels.ascend.catalogue.cache import LATENT, ROTARY, values_in_block
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.norm import normed
+from porter.kernels.ascend.emulator.quantization import to_int8
 from porter.kernels.ascend.emulator.rope import halves_of_pairs, turned_halves
 
 Place = tuple[int, int, int]
@@ -29,7 +30,7 @@ def npu_kv_rmsnorm_rope_cache_v2(call: Call) -> tuple[torch.Tensor, torch.Tensor
         (turned, call["k_cache"], call["k_rope_scale"]),
         (latent, call["ckv_cache"], call["c_kv_scale"]),
     ):
-        stored = states if scale is None else _codes(states * scale)
+        stored = states if scale is None else to_int8(states * scale)
         _store_latent(call, stored.reshape(-1, states.shape[-1]), cache)
     shown = [states.to(call["kv"].dtype) for states in (turned, latent)]
     if not call["is_output_kv"]:
@@ -63,16 +64,11 @@ def npu_qkv_rms_norm_rope_cache(call: Call) -> tuple[torch.Tensor, torch.Tensor,
     call["q_out"].copy_(query.flatten(1))
     for kind, x in (("k", key), ("v", value)):
         cache, scale, offset = (call[f"{kind}_{part}"] for part in ("cache", "scale", "offset"))
-        stored = x if scale is None else _codes(x / scale + (0.0 if offset is None else offset))
+        stored = x if scale is None else to_int8(x / scale + (0.0 if offset is None else offset))
         for token, block, place in _places(call["index"], cache.shape[2]):
             cache[block, :, place] = stored[token].reshape(-1, cache.shape[-1])
     nothing: torch.Tensor = call["qkv"].new_empty(())
     return nothing, nothing.clone(), nothing.clone()
-
-
-def _codes(values: torch.Tensor) -> torch.Tensor:
-    """int8 codes, halves to even."""
-    return values.round().clamp(-128, 127).to(torch.int8)
 
 
 def _places(slots: torch.Tensor, block_size: int) -> Iterator[Place]:

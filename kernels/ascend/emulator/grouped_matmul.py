@@ -12,7 +12,8 @@ import torch
 from porter.kernels.ascend.catalogue.grouped_matmul_rules import columns, sizes_of, sole
 from porter.kernels.ascend.catalogue.quantization_dtypes import as_dtype
 from porter.kernels.ascend.catalogue.vendor_op import Call
-from porter.kernels.ascend.emulator.routing import poisoned, row_codes
+from porter.kernels.ascend.emulator.quantization import float_bits, per_token, to_int8
+from porter.kernels.ascend.emulator.routing import poisoned
 
 
 def _groups(call: Call, kind: int) -> Iterator[tuple[int, slice]]:
@@ -36,11 +37,6 @@ def _by_expert(
 def integer_product(codes: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """int8 codes [T, K] @ integers [K, N], exact, as float64: sums stay far below 2^53."""
     return codes.double() @ weight.double()
-
-
-def float_bits(scale: torch.Tensor) -> torch.Tensor:
-    """The float32 in the low half of each int64."""
-    return scale.contiguous().view(torch.float32)[..., ::2]
 
 
 def unpacked(weight: torch.Tensor) -> torch.Tensor:
@@ -106,7 +102,7 @@ def _int8_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torc
     per_token = sole(call, "per_token_scale")
     if per_token is not None:
         scaled = scaled * per_token[rows, None]
-    return scaled.round().clamp(-128, 127) if dtype == torch.int8 else scaled
+    return to_int8(scaled) if dtype == torch.int8 else scaled
 
 
 def _int4_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -118,7 +114,7 @@ def _int4_rows(call: Call, expert: int, rows: slice, dtype: torch.dtype) -> torc
 
 def _gated_codes(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     gate, up = wide.chunk(2, dim=-1)
-    return row_codes(gate / (1.0 + torch.exp(-gate)) * up)
+    return per_token(gate / (1.0 + torch.exp(-gate)) * up)
 
 
 def _swiglu_quant(call: Call, kind: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,8 @@ import torch
 
 from porter.kernels.ascend.catalogue.mla_products import permuted
 from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.emulator.norm import normed
+from porter.kernels.ascend.emulator.rope import halves_of_pairs, turned_halves
 
 
 def npu_transpose_batchmatmul(call: Call) -> torch.Tensor:
@@ -22,9 +24,9 @@ def npu_mla_prolog_v2(call: Call) -> tuple[torch.Tensor, ...]:
 
 def npu_mla_prolog_v3(call: Call) -> tuple[torch.Tensor, ...]:
     """The queries over the latents, their rope part, nothing, the normed query latent where asked for, nothing."""
-    query, rope, normed = _prolog(call)
+    query, rope, latent = _prolog(call)
     nothing = [torch.zeros(0) for _ in range(2)]
-    return query, rope, nothing[0], normed if call["query_norm_flag"] else normed.new_empty(0), nothing[1]
+    return query, rope, nothing[0], latent if call["query_norm_flag"] else latent.new_empty(0), nothing[1]
 
 
 def _prolog(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,32 +34,26 @@ def _prolog(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x, uk = call["token_x"], call["weight_uk"]
     heads, nope, rank = uk.shape
     sin, cos = call["rope_sin"], call["rope_cos"]
-    normed = _rms_norm(_product(x, call["weight_dq"]), call["rmsnorm_gamma_cq"], call["rmsnorm_epsilon_cq"])
-    expanded = _product(normed, call["weight_uq_qr"]).unflatten(-1, (heads, -1))
+    gammas = [call[f"rmsnorm_gamma_{name}"].float() for name in ("cq", "ckv")]
+    query_latent, _ = normed(_product(x, call["weight_dq"]), gammas[0], call["rmsnorm_epsilon_cq"])
+    expanded = _product(query_latent, call["weight_uq_qr"]).unflatten(-1, (heads, -1))
     query = torch.matmul(expanded[..., None, :nope].float(), uk.float())[..., 0, :].to(x.dtype)
     rope = _rope(expanded[..., nope:], sin[..., None, :], cos[..., None, :])
     keys = _product(x, call["weight_dkv_kr"])
-    latent = _rms_norm(keys[..., :rank], call["rmsnorm_gamma_ckv"], call["rmsnorm_epsilon_ckv"])
+    latent, _ = normed(keys[..., :rank], gammas[1], call["rmsnorm_epsilon_ckv"])
     for cache, rows in (("kv_cache", latent), ("kr_cache", _rope(keys[..., rank:], sin, cos))):
         slots = call[cache].view(-1, rows.shape[-1])
         slots[call["cache_index"].reshape(-1)] = rows.reshape(-1, rows.shape[-1])
-    return query, rope, normed
+    return query, rope, query_latent
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.matmul(x.float(), weight.float()).to(x.dtype)
 
 
-def _rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> torch.Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon) * gamma.float()).to(x.dtype)
-
-
 def _rope(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
     """Pairs are neighbours in the input and half a head apart in the output."""
-    even, odd = x[..., ::2].float(), x[..., 1::2].float()
-    turned = torch.cat((even, odd), dim=-1) * cos.float() + torch.cat((-odd, even), dim=-1) * sin.float()
-    return turned.to(x.dtype)
+    return turned_halves(halves_of_pairs(x.float()), cos.float(), sin.float()).to(x.dtype)
 
 
 SEMANTICS = {

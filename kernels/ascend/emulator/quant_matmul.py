@@ -6,6 +6,7 @@ import torch
 
 from porter.kernels.ascend.catalogue.quantization_dtypes import as_dtype
 from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.emulator.quantization import float_bits, to_int8
 
 FP19 = 0xFFFFE000
 """The bits of a float32 that the scale of the matrix unit's own output keeps (npu_trans_quant_param)."""
@@ -25,14 +26,14 @@ def npu_quant_matmul(call: Call) -> torch.Tensor:
         out = out + bias.float()
     if call["offset"] is not None:
         out = out + call["offset"]
-    return out.round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else out.to(dtype)
+    return to_int8(out) if dtype == torch.int8 else out.to(dtype)
 
 
 def _scale(call: Call, dtype: torch.dtype) -> torch.Tensor:
     """The scales as they are applied: by the matrix unit's output stage in 19 bits, else by the vector unit."""
     scale: torch.Tensor = call["scale"]
     if scale.dtype == torch.int64:
-        return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+        return float_bits(scale)
     if call["pertoken_scale"] is not None or dtype == torch.bfloat16:
         return scale.float()
     return (scale.contiguous().view(torch.int32).to(torch.int64) & FP19).to(torch.int32).view(torch.float32)

@@ -38,6 +38,11 @@ def to_int8(values: torch.Tensor) -> torch.Tensor:
     return values.round().clamp(-128, 127).to(torch.int8)
 
 
+def float_bits(scale: torch.Tensor) -> torch.Tensor:
+    """The float32 in the low half of each int64."""
+    return scale.contiguous().view(torch.float32)[..., ::2]
+
+
 def npu_convert_weight_to_int4pack(call: Call) -> torch.Tensor:
     """Eight values of the last dimension in one int32, the first in the lowest four bits."""
     nibbles = (call["weight"].to(torch.int64) & 0xF).unflatten(-1, (-1, 8))

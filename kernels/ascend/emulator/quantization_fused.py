@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from porter.kernels.ascend.catalogue.grouped_matmul_rules import UNDEFINED_BYTE
 from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.emulator.norm import normed
 from porter.kernels.ascend.emulator.quantization import per_token, to_int8
-
-UNWRITTEN = 0x7F
-"""In place of the codes that are not defined."""
 
 
 def npu_add_rms_norm_quant(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(codes, codes of the second scales, sum): the norm of the rounded sum, divided or multiplied by the scales."""
-    normed, total = _normed(call)
+    wide, total = _normed(call)
 
     def codes(scales: torch.Tensor | None, points: torch.Tensor | None) -> torch.Tensor:
         if scales is None:
-            return torch.full(total.shape, UNWRITTEN, dtype=torch.int8)
-        scaled = normed / scales.float() if call["div_mode"] else normed * scales.float()
+            return torch.full(total.shape, UNDEFINED_BYTE, dtype=torch.int8)
+        scaled = wide / scales.float() if call["div_mode"] else wide * scales.float()
         return to_int8(scaled if points is None else scaled + points.float())
 
     first = codes(call["scales1"], call["zero_points1"])
@@ -27,25 +26,22 @@ def npu_add_rms_norm_quant(call: Call) -> tuple[torch.Tensor, torch.Tensor, torc
 
 def npu_add_rms_norm_dynamic_quant(call: Call) -> tuple[torch.Tensor, ...]:
     """(codes, codes, sum, scale, scale), those left out by output_mask empty."""
-    normed, total = _normed(call)
+    wide, total = _normed(call)
     found = []
     for kept, smooth in zip(call["output_mask"], (call["smooth_scale1"], call["smooth_scale2"]), strict=True):
         if not kept:
             found.append((torch.empty(0, dtype=torch.int8), torch.empty(0)))
             continue
-        found.append(per_token(normed if smooth is None else normed * smooth.float()))
+        found.append(per_token(wide if smooth is None else wide * smooth.float()))
     (first, first_scale), (second, second_scale) = found
     return first, second, total, first_scale, second_scale
 
 
 def _normed(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm of x1 + x2 in float32, and the sum in their dtype."""
-    total, gamma = call["x1"] + call["x2"], call["gamma"]
-    wide = total.float()
-    dims = tuple(range(wide.dim() - gamma.dim(), wide.dim()))
-    rstd = torch.rsqrt(wide.square().mean(dim=dims, keepdim=True) + call["epsilon"])
-    normed = wide * rstd * gamma.float()
-    return (normed if call["beta"] is None else normed + call["beta"].float()), total
+    total: torch.Tensor = call["x1"] + call["x2"]
+    wide, _ = normed(total.float(), call["gamma"].float(), call["epsilon"])
+    return (wide if call["beta"] is None else wide + call["beta"].float()), total
 
 
 def npu_dequant_swiglu_quant(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +63,7 @@ def npu_dequant_swiglu_quant(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         gated = gated * call["quant_scale"].float()[rows]
     written, scale = per_token(gated)
     tokens = call["x"].shape[0]
-    codes = torch.full((tokens, gated.shape[-1]), UNWRITTEN, dtype=torch.int8)
+    codes = torch.full((tokens, gated.shape[-1]), UNDEFINED_BYTE, dtype=torch.int8)
     scales = torch.full((tokens,), float("nan"))
     codes[:valid], scales[:valid] = written, scale
     return codes, scales

@@ -7,6 +7,7 @@ import torch
 from porter.kernels.ascend.catalogue.grouped_matmul_rules import UNDEFINED_BYTE
 from porter.kernels.ascend.catalogue.routing import active_range
 from porter.kernels.ascend.catalogue.vendor_op import Call
+from porter.kernels.ascend.emulator.quantization import per_token
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -14,12 +15,6 @@ def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.full(shape, torch.nan, dtype=dtype)
     return torch.full((*shape, dtype.itemsize), UNDEFINED_BYTE, dtype=torch.uint8).view(dtype).squeeze(-1)
-
-
-def row_codes(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int8 codes, float32 scale) of each row: scale = largest magnitude / 127, codes rounded half to even."""
-    scale = wide.abs().amax(dim=-1) / 127.0
-    return torch.round(wide / torch.where(scale == 0, 1.0, scale)[:, None]).to(torch.int8), scale
 
 
 def npu_moe_init_routing_v2(call: Call) -> tuple[torch.Tensor, ...]:
@@ -32,7 +27,7 @@ def npu_moe_init_routing_v2(call: Call) -> tuple[torch.Tensor, ...]:
     expanded = poisoned(len(experts), x.shape[1], dtype=x.dtype if call["quant_mode"] == -1 else torch.int8)
     scales = poisoned(len(experts), dtype=torch.float32)
     if call["quant_mode"] == 1:
-        rows, scales[:valid] = row_codes(rows.float())
+        rows, scales[:valid] = per_token(rows.float())
     expanded[:valid] = rows
     if call["row_idx_type"] == 0:
         index = torch.full((len(experts),), -1, dtype=torch.int32)

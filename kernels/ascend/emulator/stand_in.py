@@ -15,11 +15,14 @@ import torch
 
 from porter.kernels.ascend.catalogue.table import catalogue
 from porter.kernels.ascend.catalogue.vendor_op import A2, Call, VendorOp, VendorRefusal
+from porter.kernels.ascend.dry_run import shape_only
 from porter.kernels.ascend.emulator.formats import Formats
 from porter.kernels.ascend.emulator.semantics import SEMANTICS
 from porter.kernels.ascend.vendor import EMULATED
 
 NAMESPACE = "npu"
+EMULATOR = "porter_emulator"
+"""Attribute of the module torch_npu: the Emulator itself."""
 Observer = Callable[[Call, Any], None]
 
 
@@ -73,6 +76,11 @@ def emulated_npu(chip: str = A2) -> Iterator[Emulator]:
         library._destroy()
 
 
+def active_emulator() -> Emulator | None:
+    """The emulator whose context this is; None outside."""
+    return getattr(sys.modules.get("torch_npu"), EMULATOR, None)
+
+
 def _shapes(emulator: Emulator, op: VendorOp) -> Callable[..., Any]:
     def shapes(*positional: Any, **keywords: Any) -> Any:
         call = op.bind(emulator.chip, positional, keywords)
@@ -90,6 +98,7 @@ def _module(emulator: Emulator) -> ModuleType:
         setattr(module, op.name, _caller(emulator, op))
     vars(module)["get_npu_format"] = emulator.formats.of
     setattr(module, EMULATED, emulator.chip)
+    setattr(module, EMULATOR, emulator)
     return module
 
 
@@ -105,9 +114,7 @@ def _caller(emulator: Emulator, op: VendorOp) -> Callable[..., Any]:
 
 def _on_meta(call: Call) -> Call:
     def moved(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return [moved(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return [moved(v) for v in value] if isinstance(value, (list, tuple)) else shape_only(value)
 
     return Call(call.op, call.chip, {name: moved(value) for name, value in call.arguments.items()}, call.given)
 
@@ -124,5 +131,3 @@ def _listed(outputs: Any) -> list[torch.Tensor]:
     if outputs is None:
         return []
     return [outputs] if isinstance(outputs, torch.Tensor) else [t for t in outputs if isinstance(t, torch.Tensor)]
-
-
