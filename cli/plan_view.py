@@ -42,7 +42,12 @@ def print_port(console: Console, result: dict[str, Any]) -> None:
         + f"{plan['bytes_read_per_token'] / 1e6:.4g} MB read per token"
     )
     if plan["tokens_per_second"]:
-        console.print(f"memory-bound limit at batch 1: {plan['tokens_per_second']:.4g} tokens/s")
+        console.print(f"memory-bound limit at batch 1: {per_second(plan['tokens_per_second'])}")
+
+
+def per_second(rate: float) -> str:
+    """A rate in four digits, or more where they stand before the point."""
+    return f"{rate:,.0f} tokens/s" if rate >= 1000 else f"{rate:.4g} tokens/s"
 
 
 def print_deployment(console: Console, plan: dict[str, Any]) -> None:
@@ -64,12 +69,16 @@ def print_deployment(console: Console, plan: dict[str, Any]) -> None:
     _memory(console, plan)
     _split(console, layout["modules"])
     _constraints(console, plan["constraints"])
+    console.print(
+        "\nbounds, not predictions: bandwidth and peaks in full, experts drawn evenly, no time for communication",
+        markup=False,
+    )
     for regime in plan["roofline"]:
         _roofline(console, regime, layout["cards"])
     _schemes(console, plan)
     _operators(console, plan)
     verdict = "possible" if plan["possible"] else "not possible: " + "; ".join(reasons_against(plan))
-    console.print(f"\n{verdict}", markup=False)
+    console.print("\n" + "; ".join([verdict, *reservations(plan)]), markup=False)
 
 
 def reasons_against(plan: dict[str, Any]) -> list[str]:
@@ -80,6 +89,16 @@ def reasons_against(plan: dict[str, Any]) -> list[str]:
         need, usable = memory["bytes"] / 1e9, memory["usable_bytes"] / 1e9
         reasons.append(f"{need:.1f} GB a card do not fit the {usable:.1f} GB usable")
     return reasons
+
+
+def reservations(plan: dict[str, Any]) -> list[str]:
+    """What is less than it looks in a layout that is possible: Ops in plain torch, and a scheme that is not written."""
+    found = []
+    if refused := sorted({f"{op['op']}/{op['variant']}" for op in plan["ops"] if op["refused"]}):
+        found.append(f"in plain torch, since refused: {', '.join(refused)}")
+    if any(row["scheme"] == plan["scheme"] and not row["converts"] for row in plan["alternatives"]):
+        found.append(f"porter does not write {plan['scheme']} for {plan['chip']} yet")
+    return found
 
 
 def _memory(console: Console, plan: dict[str, Any]) -> None:
@@ -123,7 +142,7 @@ def _constraints(console: Console, rows: list[dict[str, Any]]) -> None:
 def _roofline(console: Console, regime: dict[str, Any], cards: int) -> None:
     rate = regime["tokens_per_second"]
     said = (
-        f"at most {rate:,.4g} tokens/s of {cards} cards, bound by {regime['bound']}" if rate else "no bound: no figure"
+        f"at most {per_second(rate)} of {cards} cards, bound by {regime['bound']}" if rate else "no bound: no figure"
     )
     console.print(f"\n{regime['regime']}: {said}", markup=False)
     for figure in regime["figures"]:
@@ -143,7 +162,7 @@ def _schemes(console: Console, plan: dict[str, Any]) -> None:
                 row["scheme"], kernels, "more than planned for", "", "", "", "yes" if row["converts"] else "no"
             )
             continue
-        rate = f"{row['tokens_per_second']:,.4g} tokens/s" if row["tokens_per_second"] else "-"
+        rate = per_second(row["tokens_per_second"]) if row["tokens_per_second"] else "-"
         sizes = f"{row['tp']}, {row['ep']}"
         weights = f"{row['weight_bytes'] / 1e9:.1f}"
         table.add_row(

@@ -63,7 +63,7 @@ class CardPlan:
 @dataclass(frozen=True)
 class Alternative:
     """A scheme on this chip: its verdicts, and the fewest cards that hold the model so; None where none up to
-    MOST_CARDS do. `converts` is whether porter writes the scheme today."""
+    MOST_CARDS do. `converts` is whether porter writes the scheme for this chip today."""
 
     scheme: str
     says: str
@@ -180,7 +180,8 @@ class Planner:
             if plan is not None:
                 layout, weights = plan.layout, sum(w.value for w in plan.weights)
                 sizes = (layout.cards, layout.tp, layout.ep, weights, plan.roofline[-2].tokens_per_second)
-            found.append(Alternative(storage.name, storage.says, kernels, name in SCHEMES, *sizes))
+            converts = name in SCHEMES and all(kernel.verdict == "native" for kernel in kernels)
+            found.append(Alternative(storage.name, storage.says, kernels, converts, *sizes))
         return tuple(found)
 
 

@@ -161,6 +161,8 @@ def _operations(card: Card, tokens: int, everywhere: int, head: bool = True) -> 
     without = 0 if head else sum(r.held.elements for r in card.rows if r.held.kind == "output head")
     for peak, elements in card.elements(routed=False).items():
         count = elements - (without if peak == _head_peak(card) else 0)
+        if not count:
+            continue
         text = f"2 x {count:,} weights x {tokens} tokens"
         result.append((peak, Worked(f"products in {peak}", 2.0 * count * tokens, "operations", text)))
     for peak, elements in card.elements(routed=True).items():
@@ -191,7 +193,11 @@ def _attention(card: Card, queries: int, keys: float, regime: str) -> tuple[str,
             formula = (
                 f" + {layers} x {queries} x {keys:g} x 2 x {text.index_n_heads} x {text.index_head_dim} of indexers"
             )
-            keys = min(keys, top)
+            if regime == "decode":
+                keys = min(keys, top)
+            elif top < queries:
+                # A prompt's first queries see fewer keys than are chosen.
+                keys = top * (1 - top / (2 * queries))
     else:
         key = value = getattr(mine, "head_dim", None) or mine.hidden_size // heads
     count = layers * queries * keys * heads * 2 * (key + value) + indexer

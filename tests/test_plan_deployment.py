@@ -15,6 +15,7 @@ from benchmarks import ascend_plans
 from porter.adaptation import Port, plan_port
 from porter.chips.catalogue import load_catalogue
 from porter.cli import app
+from porter.cli.plan_view import per_second, reservations
 from porter.errors import Refusal
 from porter.kernels.registry import default_registry
 from porter.models.presets import preset
@@ -252,12 +253,35 @@ def test_a_scheme_that_porter_does_not_write_is_planned_over_another() -> None:
     assert plan.to_json()["kernels"][0]["verdict"] == "native"
 
 
+def test_a_scheme_that_the_chip_has_no_products_for_is_said_not_to_be_written() -> None:
+    """`porter adapt` refuses w8a8 on the 950: no page lists it for npu_dynamic_quant."""
+    plan = plan_deployment(port_of("qwen3-32b", "ascend-950"), "w8a8", LOAD, 4).to_json()
+    converts = {row["scheme"]: row["converts"] for row in plan["alternatives"]}
+    assert (converts["bf16"], converts["w8a8"], converts["mxfp8"]) == (True, False, False)
+    said = "; ".join(reservations(plan))
+    assert "in plain torch, since refused: linear/w8a16, linear/w8a8" in said
+    assert said.endswith("porter does not write w8a8 for ascend-950 yet")
+    assert not reservations(plan_deployment(port_of("qwen3-32b"), "w8a8", LOAD, 4).to_json())
+
+
+def test_a_sparse_prefill_counts_the_keys_that_its_first_queries_lack() -> None:
+    found = figures_of("deepseek-v3.2", "ascend-910b", "bf16", Layout(16, 32))
+    attention = [f.arithmetic for f in found if f.name.startswith("attention in")][-1]
+    seen = sum(min(i, 2048) for i in range(1, 8193)) / 8192
+    assert "8192 queries x 1792 keys" in attention and seen == pytest.approx(1792, rel=1e-3)
+
+
 def test_the_document_holds_what_the_planner_says_today() -> None:
     lines = (Path(__file__).parents[1] / "docs" / "ascend_plans.md").read_text(encoding="utf-8").splitlines()
     for model, scheme in (("qwen3-32b", "w8a8"), ("deepseek-v3", "w8a8")):
         row = ascend_plans.cell(deployment(planner_of(model), scheme).to_json())
         assert f"| {' | '.join([model, scheme, *row])} |" in lines
     assert "## ascend-950" in lines
+
+
+def test_rates_are_read_without_powers_of_ten() -> None:
+    said = [per_second(rate) for rate in (40463.4, 1183.2, 211.37)]
+    assert said == ["40,463 tokens/s", "1,183 tokens/s", "211.4 tokens/s"]
 
 
 def test_shipped_models_are_planned_and_caches_that_are_not_worked_out_refused(
