@@ -15,6 +15,7 @@ from porter.alignment.capture_sanity import invalid, sanity_of_model, sanity_of_
 from porter.alignment.contract_lint.lint import certain_drifts, confirmed_causes, lint
 from porter.alignment.pairing import Pairing
 from porter.alignment.report import LintFinding, Report, SanityCheck
+from porter.alignment.streaming import stream_of
 from porter.alignment.token_identity import tokenizer_check
 from porter.alignment.verdict import Drifted
 from porter.golden.store import Golden
@@ -60,8 +61,25 @@ def checks_of_model(
     sanity = sanity_of_model(golden, recorded, candidate.model, "free" in passes)
     if candidate.kind in ("port", "checkpoint"):
         sanity += tokenizer_check(golden, Path(candidate.name))
-    findings = lint(golden, source, candidate.model, pairing)
+    findings = [*vendor_findings(golden, candidate), *lint(golden, source, candidate.model, pairing)]
     return PreliminaryChecks(sanity, findings, certain_drifts(findings, pairing), recorded.dtype)
+
+
+def vendor_findings(golden: Golden, candidate: Candidate) -> list[LintFinding]:
+    """What the lint of vendor calls says of a port that runs under the emulator of its chip, on the golden's prompt.
+
+    Calls that were refused are left out: the report tells of every fallback.
+    """
+    tokens = next((batch.tokens for batch in golden.batches if batch.tokens is not None), None)
+    if candidate.kind != "port" or candidate.model is None or tokens is None or stream_of(candidate.model) is not None:
+        return []
+    from porter.ascend_lint.lint import lint_loaded
+
+    return [
+        LintFinding(f.rule, f.module, f.what, f.expected, f.found, f.level == "fault", f.remedy)
+        for f in lint_loaded(candidate.model, Path(candidate.name), tokens[:1])
+        if f.rule != "refused"
+    ]
 
 
 def checks_of_recording(golden: Golden, candidate: Golden) -> PreliminaryChecks:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from porter.checkpoint.strict_json import shown
 from porter.cli.conversion import conversion
 from porter.cli.output import emit, progress, say
 
@@ -31,6 +32,7 @@ def write_command(
 ) -> int:
     """Write MODEL as AscendV1 into `output`, or print what would be written. The exit status."""
     from porter.adaptation import refuse_occupied
+    from porter.ascend_v1.scheme import static_linears
     from porter.ascend_v1.writer import plan_ascend_v1, write_ascend_v1
     from porter.errors import PorterError
 
@@ -38,9 +40,12 @@ def write_command(
         raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
     if output is not None and not plan:
         refuse_occupied(output)
+    _check_chip(target)
     measure = None if calibration is None else _measured(calibration)
     planned = plan_ascend_v1(model, calibration=measure, **options)
-    _check_chip(target, str(planned.dtype).removeprefix("torch."))
+    if measure is not None and not static_linears(planned.conversion.types):
+        raise PorterError(f"--calibration: scheme {planned.scheme.name} measures activations as it runs; leave it out")
+    _check_dtype(target, str(planned.dtype).removeprefix("torch."))
     result = planned.to_json()
     if output is not None and not plan:
         with conversion() as converted:
@@ -51,7 +56,12 @@ def write_command(
 
 
 def check_command(directory: Path, *, strict: bool, trust_remote_code: bool, json_output: bool) -> int:
-    """Check an AscendV1 directory: 0 where it is sound, 1 with faults (with `strict`, notes too)."""
+    """Check an AscendV1 directory, or a port to an Ascend chip by the lint of its calls: 0 where it is sound, 1 with
+    faults (with `strict`, notes too)."""
+    if (directory / "port.json").is_file():
+        from porter.cli.ascend_lint import check_port
+
+        return check_port(directory, strict=strict, trust_remote_code=trust_remote_code, json_output=json_output)
     from porter.ascend_v1.check.checker import check_directory
 
     say(f"checking {directory} ...")
@@ -80,13 +90,19 @@ def _measured(file: Path) -> Any:
     return measure
 
 
-def _check_chip(target: str, dtype: str) -> None:
+def _check_chip(target: str) -> None:
+    from porter.chips.catalogue import load_catalogue
+    from porter.errors import PorterError
+
+    if load_catalogue().get(target).device != "npu":
+        raise PorterError(f"--format ascend-v1 --target {target}: is loaded by vllm-ascend; name an Ascend chip")
+
+
+def _check_dtype(target: str, dtype: str) -> None:
     from porter.chips.catalogue import load_catalogue
     from porter.errors import PorterError
 
     chip = load_catalogue().get(target)
-    if chip.device != "npu":
-        raise PorterError(f"--format ascend-v1 --target {target}: is loaded by vllm-ascend; name an Ascend chip")
     if dtype not in chip.dtypes:
         raise PorterError(f"--target {target}: {chip.name} has no {dtype}; choose --dtype fp16")
 
@@ -111,5 +127,7 @@ def _print_findings(console: Console, result: Mapping[str, Any], findings: Any) 
     for rule, count in counts.items():
         if count > SHOWN:
             console.print(f"... and {count - SHOWN} more of [{rule}]; --json lists all", markup=False)
-    types = ", ".join(f"{count} {kind}" for kind, count in sorted(result["types"].items()))
-    console.print(f"{result['model_type']}: {types}: {result['faults']} faults, {result['notes']} notes", markup=False)
+    types = ", ".join(f"{count} {shown(kind)}" for kind, count in sorted(result["types"].items()))
+    console.print(
+        f"{shown(result['model_type'])}: {types}: {result['faults']} faults, {result['notes']} notes", markup=False
+    )

@@ -80,6 +80,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Linted:
+    """`porter adapt --check` says so: too small for the numbers to show, it contradicts the config."""
+
+    rule: str
+
+
+@dataclass(frozen=True)
 class Fault:
     """`trap` is the vendor's trap in words; the edits plant it in the export of `place`."""
 
@@ -87,6 +94,6 @@ class Fault:
     trap: str
     place: Place
     edits: tuple[Edit, ...]
-    expected: Refused | Found
+    expected: Refused | Found | Linted
     modules: str | None = None
     """What is aligned, where the whole model would only take longer."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import porter
-from benchmarks.ascend_faults.fault import Fault, Found, Refused
+from benchmarks.ascend_faults.fault import Fault, Found, Linted, Refused
 from benchmarks.ascend_faults.workshop import CHIP, Workshop
 from porter.errors import PorterError
 from porter.kernels.ascend.catalogue.table import catalogue
@@ -22,7 +22,7 @@ CONFIDENT = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """`how`: "refused" in `words`, "found" in `module` with `causes`, or "missed". `met`: as the fault expects."""
+    """`how`: "refused" or "linted" in `words`, "found" in `module` with `causes`, or "missed". `met`: as the fault expects."""
 
     fault: Fault
     how: str
@@ -84,6 +84,11 @@ def _aligned(fault: Fault, directory: Path, golden: porter.Golden) -> Outcome:
         return Outcome(fault, "missed", words=str(error))
     if report["verdict"] != "drift":
         return Outcome(fault, "missed", words=report["verdict"])
+    linted = [finding for finding in report["lint"] if finding["certain"]]
+    if linted and not any(row["status"] == "drift" for row in report["modules"]):
+        words = "{module}: {what} is {candidate}, not {golden}; {why}".format(**linted[0])
+        met = isinstance(fault.expected, Linted) and any(f["kind"] == fault.expected.rule for f in linted)
+        return Outcome(fault, "linted", words, met=met)
     module = report["first_drift"]["module"]
     causes = [c for c in report["causes"] if c["module"] == module and c["confidence"] >= CONFIDENT]
     kinds = [str(c["kind"]) for c in causes]

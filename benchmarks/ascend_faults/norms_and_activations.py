@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.ascend_faults.fault import Fault, Found, Place, Refused, kernel, modeling
+from benchmarks.ascend_faults.fault import Fault, Found, Linted, Place, Refused, kernel, modeling
 
 QWEN3 = Place("tiny-qwen3")
 V3 = Place("tiny-deepseek-v3")
@@ -42,7 +42,7 @@ FAULTS = (
                 "npu_rms_norm(hidden_states, weight, epsilon=1e-5)",
             ),
         ),
-        Found(r"layernorm|norm$", ("norm-eps",)),
+        Linted("epsilon"),
     ),
     Fault(
         "add-norm-results-exchanged",

@@ -20,7 +20,8 @@ HEAD = """# Faults planted in exports for Ascend
 Each fault is a small edit of one exported file, in the export of a trained model that porter ships. The export is then
 loaded with its own code under the emulator of ascend-910b. Either the catalogue refuses the call, in words that name
 the operator and the argument, and the reference serves it, which is counted and shown (`--strict` makes it an error);
-or `porter align` finds the module where the numbers drift, and names the cause. Nothing of this was run on a chip.
+or `porter align` finds the module where the numbers drift, and names the cause; or, where the fault is too small for
+the numbers to show, its lint says which argument contradicts the config. Nothing of this was run on a chip.
 
 Written by `python -m benchmarks.ascend_faults`.
 """
@@ -28,7 +29,7 @@ Written by `python -m benchmarks.ascend_faults`.
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """The page in Markdown."""
-    counted = {how: sum(outcome.how == how for outcome in outcomes) for how in ("refused", "found", "missed")}
+    counted = {how: sum(outcome.how == how for outcome in outcomes) for how in ("refused", "found", "linted", "missed")}
     rows = [
         f"| {o.fault.id} | {o.fault.trap} | {o.fault.place.model} {o.fault.place.scheme} | {o.how} | {_cell(o)} |"
         for o in outcomes
