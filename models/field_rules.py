@@ -128,8 +128,9 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     classes = fields.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise wrong_field(where, "architectures", classes, "a list of class names, or null")
-    if not isinstance(fields.get("quantization_config") or {}, dict):
-        raise wrong_field(where, "quantization_config", fields["quantization_config"], "an object, or be left out")
+    quantization = fields.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
+        raise wrong_field(where, "quantization_config", quantization, "an object, or be left out")
     _check_auto_map(fields.get("auto_map"), where)
     _check_rope(fields, where)
     _check_compress_rates(fields.get("compress_rates"), where)

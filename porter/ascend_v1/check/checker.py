@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from porter.ascend_v1.check.config import config
+from transformers import CONFIG_MAPPING
+
+from porter.ascend_v1.check.config import config, index
 from porter.ascend_v1.check.directory import AscendDirectory, open_directory
 from porter.ascend_v1.check.finding import Finding
 from porter.ascend_v1.check.names import missing_entries, prediction_entries, stored_tensors, unconsumed
-from porter.ascend_v1.check.types import fused_groups, methods, stored_floats, tensors
+from porter.ascend_v1.check.types import fused_groups, methods, plain_tensors, stored_floats, tensors
 from porter.ascend_v1.check.values import Values
 from porter.ascend_v1.original import original_of
 from porter.errors import PorterError
@@ -22,6 +24,7 @@ from porter.models.presets import read_config
 
 CHECKS: tuple[Callable[[AscendDirectory], Iterator[Finding]], ...] = (
     config,
+    index,
     missing_entries,
     prediction_entries,
     stored_tensors,
@@ -29,6 +32,7 @@ CHECKS: tuple[Callable[[AscendDirectory], Iterator[Finding]], ...] = (
     fused_groups,
     tensors,
     stored_floats,
+    plain_tensors,
     unconsumed,
 )
 """Those that read headers alone; `Values` reads the scales, and the codes of static and int4 linears."""
@@ -75,6 +79,10 @@ def _with_original(directory: AscendDirectory, trust_remote_code: bool) -> Ascen
     stored = {name: directory.weights.info(name).shape for name in directory.weights.names}
     try:
         model_config = read_config(directory.path, trust_remote_code)
+    except PorterError as error:
+        known = directory.config.get("model_type") in [*CONFIG_MAPPING]
+        return dataclasses.replace(directory, unknown=str(error), unbuildable=known)
+    try:
         family = family_of_checkpoint(model_config, directory.path, f"{at}: model_type", trust_remote_code)
         return dataclasses.replace(directory, original=original_of(model_config, family, stored))
     except PorterError as error:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from porter.ascend_v1.check.directory import AscendDirectory
+from porter.ascend_v1.check.directory import REMEDY, AscendDirectory
 from porter.ascend_v1.check.finding import Finding
 from porter.ascend_v1.names import DESCRIPTION
 from porter.ascend_v1.source import dtype_said
-from porter.checkpoint.strict_json import shown
+from porter.checkpoint.shards import INDEX, INDEX_LIMIT
+from porter.checkpoint.strict_json import listed, read_object, shown
 
 
 def config(directory: AscendDirectory) -> Iterator[Finding]:
@@ -32,3 +33,19 @@ def config(directory: AscendDirectory) -> Iterator[Finding]:
     if packed is not None and isinstance(size, (int, float)) and size > 0:
         loader = f"group_size {size}: ValueError, W4A8_DYNAMIC is loaded per channel only"
         yield Finding("group-size", DESCRIPTION, packed, loader, "quantize again with one scale per row")
+
+
+def index(directory: AscendDirectory) -> Iterator[Finding]:
+    """An index of other files, such as the original's: of local files vLLM reads those that this one names alone
+    (`filter_duplicate_safetensors_files` in model_executor/model_loader/weight_utils.py)."""
+    if not (directory.path / INDEX).is_file():
+        return
+    named = read_object(directory.path / INDEX, REMEDY, INDEX_LIMIT).get("weight_map")
+    if not isinstance(named, dict):
+        yield Finding("index", INDEX, "", "has no weight_map: KeyError", "remove the file")
+        return
+    files = {file for file in named.values() if isinstance(file, str)}
+    left_out = sorted({directory.weights.info(n).shard for n in directory.weights.names} - files)
+    if left_out:
+        loader = f"does not name {listed(left_out)}: vLLM passes over what they hold"
+        yield Finding("index", INDEX, "", loader, "remove the index, or that of other files")

@@ -29,7 +29,8 @@ REMEDY = "write the directory again, or give one that holds what --quantization 
 @dataclass(frozen=True)
 class AscendDirectory:
     """`types` are the description's entries of tensors, `fields` its others; `repeated` are tensors that a second file
-    holds too. `original` is None where porter cannot tell the model's names, and `unknown` says why."""
+    holds too. `original` is None where porter cannot tell the model's names, and `unknown` says why; `unbuildable`
+    where that is config.json's fault."""
 
     path: Path
     types: Mapping[str, str]
@@ -39,6 +40,7 @@ class AscendDirectory:
     repeated: Mapping[str, str]
     original: Original | None = None
     unknown: str = ""
+    unbuildable: bool = False
 
     @property
     def model_type(self) -> str:

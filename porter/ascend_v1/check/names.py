@@ -18,6 +18,10 @@ ADD = f"add it to {DESCRIPTION}, as {FLOAT} where it is not quantized"
 def missing_entries(directory: AscendDirectory) -> Iterator[Finding]:
     """Linears, embeddings and heads that the loader asks the description for, which it does not have."""
     original = directory.original
+    if directory.unbuildable:
+        loader = f"no model can be built from it ({directory.unknown})"
+        yield Finding("config", "config.json", "", loader, "correct it; what depends on the names was not checked")
+        return
     if original is None:
         yield Finding(
             "unknown-model",

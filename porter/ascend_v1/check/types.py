@@ -16,6 +16,8 @@ from porter.checkpoint.strict_json import listed, shown
 
 AGAIN = "write the linear again as its type has it"
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+FLOATS = ("BF16", "F16", "F32", "F64")
+CODES = ("I8", "U8")
 
 
 def methods(directory: AscendDirectory) -> Iterator[Finding]:
@@ -104,6 +106,25 @@ def _scalar(found: Shape, wanted: Shape) -> bool:
     return wanted == (1,) and found == ()
 
 
+def plain_tensors(directory: AscendDirectory) -> Iterator[Finding]:
+    """What the model needs and no type describes (norms, biases, embeddings, FLOAT linears): its shape, and that it
+    holds floats."""
+    expected = directory.original.unstacked if directory.original is not None else {}
+    for name, shape in expected.items():
+        if name not in directory.weights or name.removesuffix(".weight") in directory.quantized:
+            continue
+        info, kind = directory.weights.info(name), directory.types.get(name, FLOAT)
+        if kind != FLOAT:
+            continue
+        if info.shape != shape:
+            loader = f"is {list(info.shape)}, where the model has {list(shape)}: it does not fit its parameter"
+            yield Finding("shape", info.shard, name, loader, "write it again, or correct config.json")
+        # Codes that are described as FLOAT weights are `stored_floats`'.
+        if info.dtype not in FLOATS and not (name.endswith(".weight") and info.dtype in (*FP8, *CODES)):
+            loader = f"is {info.dtype}, and is copied as numbers into a floating-point parameter"
+            yield Finding("dtype", info.shard, name, loader, "write it as floats")
+
+
 def stored_floats(directory: AscendDirectory) -> Iterator[Finding]:
     """Entries that say FLOAT of tensors that hold codes."""
     for name, kind in directory.types.items():
@@ -114,6 +135,6 @@ def stored_floats(directory: AscendDirectory) -> Iterator[Finding]:
             loader = f"is {found} without its scale: the codes are loaded as numbers, 10 to 1000 times too large"
             remedy = "dequantize it: porter adapt MODEL --format ascend-v1"
             yield Finding("fp8-raw", directory.file_of(name), name, loader, remedy)
-        elif found in ("I8", "U8"):
+        elif found in CODES:
             loader = f"is {found} and described as {FLOAT}: the codes are loaded as numbers"
             yield Finding("dtype", directory.file_of(name), name, loader, "describe its type, or write it as floats")

@@ -95,8 +95,11 @@ class Values:
         if weight.dtype != torch.int8 or stored.dtype != torch.int32 or weight.dim() != 2:
             return
         deq, bias = deq_value(found["deq_scale"]), self._load(linear, "bias")
-        if deq.shape != stored.shape or stored.shape[0] != weight.shape[0] or offset.numel() != 1:
+        if deq.shape != stored.shape or stored.shape != weight.shape[:1] or offset.numel() != 1:
             return
+        if not bool(offset.to(torch.float32).isfinite()) or (bias is not None and bias.shape != stored.shape):
+            return
+        bias = None if bias is None else bias.to(torch.float64)
         zero = int(offset.to(torch.float32).round())
         wrong = _wrong(stored, weight, deq, zero, bias)
         if not wrong:
@@ -114,6 +117,8 @@ class Values:
     def _packed(self, linear: Linear) -> Iterator[Finding]:
         packed, scale, stored = (self._load(linear, s) for s in ("weight", "weight_scale", "scale_bias"))
         if packed is None or scale is None or stored is None or packed.dtype != torch.int8:
+            return
+        if packed.dim() != 2:
             return
         codes = unpack_rows(packed)
         if scale.shape != (codes.shape[0], 1) or stored.dim() != 2 or stored.shape[0] != codes.shape[0]:
