@@ -34,11 +34,17 @@ MIX_MODE = re.compile(r', mix_mode = "[a-z]*"')
 
 @dataclass(frozen=True)
 class Lowered:
-    """IR of one kernel for one set of types and constants. `signature`: type of each run-time argument, in order."""
+    """IR of one kernel for one set of types and constants.
+
+    `signature`: type of each run-time argument, in order. `leading`: addresses that come before them. `passes`: what
+    makes the IR one of MLIR's own dialects.
+    """
 
     kernel: str
     signature: dict[str, str]
     linalg: str
+    leading: int = 0
+    passes: tuple[str, ...] = ()
 
 
 @dataclass

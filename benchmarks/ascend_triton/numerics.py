@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class OnCpu:
     """The Triton kernels as implementations of the Ops on this machine, through Ascend's frontend."""
 
-    def __init__(self, frontend: Frontend, work: Path) -> None:
-        self._frontend, self._work = frontend, work
+    def __init__(self, frontend: Frontend, work: Path, after: Callable[[Lowered], Lowered] | None = None) -> None:
+        """`after`: passes of Ascend's compiler that the kernels go through before they are built."""
+        self._frontend, self._work, self._after = frontend, work, after
         self._built: dict[int, tuple[Lowered, CpuKernel]] = {}
 
     @property
@@ -75,7 +76,7 @@ class OnCpu:
 
     def _kernel(self, lowered: Lowered) -> CpuKernel:
         if id(lowered) not in self._built:
-            self._built[id(lowered)] = lowered, CpuKernel(lowered, self._work)
+            self._built[id(lowered)] = lowered, CpuKernel(self._after(lowered) if self._after else lowered, self._work)
         return self._built[id(lowered)][1]
 
 

@@ -53,12 +53,12 @@ class CpuKernel:
             _build(lowered, path)
         self._function = getattr(ctypes.CDLL(str(path)), lowered.kernel)
         self._function.restype = None
-        self._signature = lowered.signature
+        self._signature, self._leading = lowered.signature, lowered.leading
 
     def __call__(self, grid: tuple[int, ...], arguments: dict[str, torch.Tensor | int | float]) -> None:
         """Run each program of the grid in turn. Tensors pass the address of their first element."""
         # Two buffers that kernels of the matrix unit use for synchronisation.
-        passed: list[Any] = [*_address(None), *_address(None)]
+        passed: list[Any] = [*[ctypes.c_int64(0)] * self._leading, *_address(None), *_address(None)]
         for name, kind in self._signature.items():
             value = arguments[name]
             passed += _address(value) if isinstance(value, torch.Tensor) else [SCALARS[kind](value)]
@@ -78,7 +78,7 @@ def _build(lowered: Lowered, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source, dialect, llvm = (target.with_suffix(suffix) for suffix in (".mlir", ".llvm.mlir", ".ll"))
     source.write_text(lowered.linalg, encoding="utf-8")
-    run_tool("bishengir-opt", source, *PASSES, "-o", dialect)
+    run_tool("bishengir-opt", source, *lowered.passes, *PASSES, "-o", dialect)
     dialect.write_text(_plain(dialect.read_text(encoding="utf-8")), encoding="utf-8")
     run_tool("mlir-translate", "--mlir-to-llvmir", dialect, "-o", llvm)
     run_tool("clang", *OPTIONS, llvm, RUNTIME, "-lm", "-o", target)

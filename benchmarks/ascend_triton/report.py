@@ -12,19 +12,41 @@ from benchmarks.ascend_triton.results import Findings, Planned, Result
 MEMORIES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
 
 
-def markdown(findings: Findings) -> str:
-    """The tables: versions, numerics, memory plans, blocks that are too large, planted faults."""
-    parts = (_numerics(findings), _plans(findings), _too_large(findings), _mutations(findings))
-    return "\n\n".join([f"{findings.versions}.", *("\n".join(part) for part in parts if part)])
+def sections(findings: Findings) -> dict[str, str]:
+    """The tables of each part of the stage that ran, under the part's name."""
+    built = f"{findings.versions}; {findings.built} kernels built, one for each set of types and constants."
+    parts = {
+        "numerics": [built, "", *_numerics(findings.results)] if findings.results else [],
+        "normalised": _numerics(findings.normalised),
+        "plans": [*_plans(findings), "", *_too_large(findings)] if findings.planned else [],
+        "mutations": _mutations(findings),
+    }
+    return {part: "\n".join(lines) for part, lines in parts.items() if lines}
 
 
-def _numerics(findings: Findings) -> list[str]:
-    if not findings.results:
+def mark(part: str) -> str:
+    """What stands before a part's tables in the document."""
+    return f"<!-- {part} -->"
+
+
+def document(text: str, parts: dict[str, str]) -> str:
+    """The document with the tables of these parts, each from its mark to the next heading or the end."""
+    for part, tables in parts.items():
+        before, found, after = text.partition(mark(part))
+        if not found:
+            raise ValueError(f"the document has no {mark(part)}")
+        following = after.find("\n#")
+        rest = "" if following < 0 else after[following:]
+        text = f"{before}{found}\n\n{tables}\n{rest}"
+    return text
+
+
+def _numerics(found: list[Result]) -> list[str]:
+    if not found:
         return []
-    lines = ["### Numerics", "", f"{findings.built} kernels built (one for each set of types and constants)."]
-    lines += ["", "| Op | dtype | cases | right | not served | largest error / bound |", "| - | - | - | - | - | - |"]
+    lines = ["| Op | dtype | cases | right | not served | largest error / bound |", "| - | - | - | - | - | - |"]
     groups: dict[tuple[Key, str], list[Result]] = {}
-    for result in findings.results:
+    for result in found:
         groups.setdefault((result.op, str(result.dtype).removeprefix("torch.")), []).append(result)
     for (op, dtype), results in groups.items():
         refused = Counter(r.refused for r in results if r.refused)
@@ -41,7 +63,7 @@ def _plans(findings: Findings) -> list[str]:
     compiled = [c for p in findings.planned for c in p.compiled if c.limits]
     if not compiled:
         return []
-    lines = ["### Memory planned by the compiler", ""]
+    lines = []
     for target in TARGETS:
         one = next((c for c in compiled if c.target == target), None)
         if one is not None:
@@ -71,7 +93,7 @@ def _plan_rows(planned: Planned) -> Iterable[str]:
 def _too_large(findings: Findings) -> list[str]:
     if not findings.too_large:
         return []
-    lines = ["### Blocks beyond the chip", ""]
+    lines = ["Blocks beyond the chip:", ""]
     lines += ["| kernel | constants | dtype | the compiler says |", "| - | - | - | - |"]
     for planned in findings.too_large:
         said = "; ".join(dict.fromkeys(c.overflow or "**it fits**" for c in planned.compiled)) or planned.stopped
@@ -83,7 +105,7 @@ def _mutations(findings: Findings) -> list[str]:
     if not findings.mutations:
         return []
     caught = sum(result is not None for _, result in findings.mutations)
-    lines = [f"### Planted faults: {caught} of {len(findings.mutations)} found", ""]
+    lines = [f"{caught} of {len(findings.mutations)} found.", ""]
     lines += ["| source | fault | found by |", "| - | - | - |"]
     for mutation, result in findings.mutations:
         lines.append(f"| {mutation.source} | {mutation.what} | {result or '**nothing**'} |")

@@ -61,11 +61,12 @@ class Planned:
 
 @dataclass
 class Findings:
-    """All that the stage found. `too_large`: launches that must overflow, with what became of them."""
+    """All that the stage found. `normalised`: results after HFusion; `too_large`: launches that must overflow."""
 
     versions: str = ""
     built: int = 0
     results: list[Result] = field(default_factory=list)
+    normalised: list[Result] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     too_large: list[Planned] = field(default_factory=list)
     mutations: list[tuple[Mutation, Result | None]] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Findings:
 def problems(findings: Findings) -> list[str]:
     """Everything that is not as it must be, a line each."""
     found = [str(result) for result in findings.results if not result.passed]
+    found += [f"after HFusion: {result}" for result in findings.normalised if not result.passed]
     found += [f"{p}: {p.problem}" for p in findings.planned if p.problem]
     found += [f"{p}: fits, or stopped otherwise: {p.stopped}" for p in findings.too_large if not _overflowed(p)]
     return found + [f"not found: {m.what} ({m.source})" for m, result in findings.mutations if result is None]

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ascend_triton.report import markdown
+from benchmarks.ascend_triton.report import document, mark, sections
 from benchmarks.ascend_triton.results import problems
 from benchmarks.ascend_triton.stage import find
 from porter.kernels.triton.plans import PLANNERS
 
 ROOT = Path(__file__).parents[2]
-MARK = "<!-- tables -->"
-PARTS = ("numerics", "plans", "mutations")
+PARTS = ("numerics", "normalised", "plans", "mutations")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.work.mkdir(parents=True)
     ops = [key for key in PLANNERS if "/".join(key) in options.ops]
     findings = find(options.work, options.parts, ops)
-    text = markdown(findings)
-    print(text)
-    whole = set(options.parts) == set(PARTS) and len(ops) == len(PLANNERS)
-    if options.report is not None and whole:
-        before, mark, _ = options.report.read_text(encoding="utf-8").partition(MARK)
-        options.report.write_text(f"{before}{mark}\n\n{text}\n", encoding="utf-8")
+    tables = sections(findings)
+    print(*(f"{mark(part)}\n\n{text}\n" for part, text in tables.items()), sep="\n")
+    # Tables of some Ops would look like those of all.
+    if options.report is not None and len(ops) == len(PLANNERS):
+        text = options.report.read_text(encoding="utf-8")
+        options.report.write_text(document(text, tables), encoding="utf-8")
     found = problems(findings)
     print(*found, f"{len(found)} problems", sep="\n", file=sys.stderr)
     return 1 if found else 0
@@ -45,5 +44,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "ascend_triton", help="folder to write to")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="checks to make")
     parser.add_argument("--ops", nargs="+", default=names, choices=names, metavar="OP", help=", ".join(names))
-    parser.add_argument("--report", type=Path, help=f"document to write the tables of a whole run to, after {MARK}")
+    parser.add_argument("--report", type=Path, help="document to write the tables to, where all Ops are checked")
     return parser.parse_args(arguments)

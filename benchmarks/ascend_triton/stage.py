@@ -13,6 +13,7 @@ from benchmarks.ascend_triton.frontend import Frontend
 from benchmarks.ascend_triton.hivm import TARGETS, compile_to_hivm
 from benchmarks.ascend_triton.model_sizes import launches, too_large
 from benchmarks.ascend_triton.mutations import MUTATIONS, Key
+from benchmarks.ascend_triton.normalised import normalised
 from benchmarks.ascend_triton.numerics import OnCpu, first_fault
 from benchmarks.ascend_triton.results import Findings, Planned
 from benchmarks.ascend_triton.tools import ToolError, versions
@@ -31,6 +32,10 @@ def find(work: Path, parts: Collection[str], ops: Collection[Key]) -> Findings:
         for key in ops:
             findings.results += _told("numerics", key, kernels.results(key))
         findings.built = kernels.built
+    if "normalised" in parts:
+        kernels = OnCpu(frontend, work / "normalised", normalised)
+        for key in ops:
+            findings.normalised += _told("after HFusion", key, kernels.results(key, (torch.bfloat16,)))
     if "plans" in parts:
         for dtype in PLAN_DTYPES:
             for model, key, launch in launches(dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from benchmarks.ascend_triton.guarded import MARGIN, GuardedPlan, WroteOutside
 from benchmarks.ascend_triton.hivm import TARGETS, Compiled, read_plan
 from benchmarks.ascend_triton.model_sizes import TOO_LARGE, launches, too_large
 from benchmarks.ascend_triton.mutations import MUTATIONS
-from benchmarks.ascend_triton.report import markdown
+from benchmarks.ascend_triton.report import document, mark, sections
 from benchmarks.ascend_triton.results import Findings, Planned, Result, problems
 from benchmarks.ascend_triton.tools import ToolError
 from porter.kernels.triton.plans import PLANNERS, plan
 
+ROOT = Path(__file__).parents[2]
 SWIGLU = ("swiglu", "standard")
 MODULE = """
 module attributes {dlti.target_system_spec = #dlti.target_system_spec<"NPU" : #hacc.target_device_spec<
@@ -105,20 +107,20 @@ def findings() -> Findings:
     right = Result(SWIGLU, torch.float32, "[3, 10]", 1e-8, 1e-7)
     wrong = replace(right, error=1.0)
     large = replace(planned, model="too large", compiled=OVERFLOWS)
-    return Findings("triton-ascend 3.2.0", 1, [right], [planned], [large], [(MUTATIONS[0], wrong)])
+    return Findings("triton-ascend 3.2.0", 1, [right], [right], [planned], [large], [(MUTATIONS[0], wrong)])
 
 
 def test_nothing_is_a_problem_where_everything_is_as_it_must_be() -> None:
     whole = findings()
     assert problems(whole) == []
-    text = markdown(whole)
+    text = "\n".join(sections(whole).values())
     for line in (
-        "1 kernels built",
+        "triton-ascend 3.2.0; 1 kernels built",
         "| swiglu/standard | float32 | 1 | 1 |  | 0.10 |",
         "Ascend910B3: 40 vector cores; bytes of a core: UB 196,608, L1 524,288, L0C 131,072.",
         "| AIV | 512 |  |  |  | both |",
         "requires 9 bits while 8 bits available",
-        "### Planted faults: 1 of 1 found",
+        "1 of 1 found.",
     ):
         assert line in text, line
 
@@ -130,6 +132,7 @@ def test_every_kind_of_problem_is_told() -> None:
         ({"results": [replace(right, error=1.0)]}, "swiglu/standard float32 [3, 10]: error 1, bound 1e-07"),
         ({"results": [replace(right, error=math.nan)]}, "swiglu/standard float32 [3, 10]: error nan"),
         ({"results": [replace(right, stopped="wrote outside of x")]}, "swiglu/standard float32 [3, 10]: wrote outside"),
+        ({"normalised": [replace(right, error=1.0)]}, "after HFusion: swiglu/standard float32 [3, 10]: error 1"),
         ({"planned": [replace(planned, compiled=OVERFLOWS)]}, "ub overflow"),
         ({"planned": [replace(planned, compiled=(), stopped="refused")]}, "refused"),
         ({"too_large": [replace(large, compiled=FITS)]}, "fits, or stopped otherwise"),
@@ -138,6 +141,22 @@ def test_every_kind_of_problem_is_told() -> None:
     ):
         found = problems(replace(whole, **changes))
         assert len(found) == 1 and told in found[0], found
+
+
+def test_a_part_replaces_its_own_tables_alone() -> None:
+    text = f"# Title\n\n### First\n\n{mark('plans')}\n\n| old |\n\n### Last\n\n{mark('mutations')}\n\n| old |\n"
+    once = document(text, {"plans": "| new |"})
+    assert once == text.replace("| old |", "| new |", 1)
+    assert document(once, {"plans": "| new |"}) == once
+    assert document(once, {"mutations": "| new |"}).count("| new |") == 2
+    with pytest.raises(ValueError, match="no <!-- numerics -->"):
+        document(text, {"numerics": ""})
+
+
+def test_the_document_has_a_place_for_each_part() -> None:
+    text = (ROOT / "docs" / "ascend_triton.md").read_text(encoding="utf-8")
+    parts = sections(findings())
+    assert all(text.count(mark(part)) == 1 for part in parts) and len(parts) == 4
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=str)

@@ -32,14 +32,14 @@ def stage(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run("-m", "benchmarks.ascend_triton", "--work", str(work / "work"), *arguments)
 
 
-@pytest.mark.parametrize("part", ("numerics", "plans", "mutations"))
+@pytest.mark.parametrize("part", ("numerics", "normalised", "plans", "mutations"))
 def test_everything_is_as_it_must_be(part: str, tmp_path: Path) -> None:
     done = stage(tmp_path, "--parts", part)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.endswith("\n0 problems\n") and done.stdout.count("\n| ") > 10
 
 
-def test_a_part_leaves_the_report_as_it_is(tmp_path: Path) -> None:
+def test_some_ops_leave_the_report_as_it_is(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     report.write_text("as it was", encoding="utf-8")
     done = stage(tmp_path, "--parts", "plans", "--ops", "swiglu/standard", "--report", str(report))
