@@ -45,8 +45,9 @@ def _kernels_say(port: Port) -> str:
     table = "\n".join(f"| {op.op}/{op.variant} | {calls} | {op.evidence} |" for op, calls in rows)
     vendor, (provider, *_) = port.chip.extension, port.chip.native_providers
     return f"""Also needs {vendor}. The modelling file calls Ops, which `porter_kernels_{provider}_*.py` make calls of
-{vendor}; calls that its documents do not allow go to the reference in plain torch, and are counted. None of this was
-run on the chip: the evidence says how far it was checked.
+{vendor}; calls that its documents do not allow go to the reference in plain torch, and are counted. `porter.load` also
+casts the weights under `formats` of port.json to the chip's blocks; without porter they are read as plain ones. None of
+this was run on the chip: the evidence says how far it was checked.
 
 | Op | {vendor} | evidence |
 |---|---|---|

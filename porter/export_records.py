@@ -12,6 +12,7 @@ from porter import __version__
 from porter.adaptation import Port
 from porter.export_readme import calls_of
 from porter.integrity import text_digest
+from porter.kernels.ascend.layout import worth_laying_out
 from porter.models.generated import own_package
 
 
@@ -33,6 +34,7 @@ def manifest_of(
         "ops": [dataclasses.asdict(op) | calls_of(port, op) for op in port.plan.ops],
         "fallbacks": [f"{op.op}/{op.variant}" for op in port.plan.ops if op.provider == "reference"],
         "quantized": port.config.porter["quantized"],
+        "formats": formats_of(port),
         "calibration": None if port.calibration is None else port.calibration.to_json(),
         "correspondence": port.correspondence.to_json(),
         "rewrites": list(port.plan.ported),
@@ -41,6 +43,11 @@ def manifest_of(
         "files": {name: text_digest(text) for name, text in files.items()},
         "weights": written,
     }
+
+
+def formats_of(port: Port) -> dict[str, list[str]]:
+    """The parameters that are to be cast once they are on the chip, by the vendor's format; files hold plain ones."""
+    return {"FRACTAL_NZ": worth_laying_out(port.skeleton())} if port.chip.device == "npu" else {}
 
 
 def certificate_of(port: Port) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from porter.emulation import device_to_run_on
 from porter.errors import PorterError
 from porter.export import code_files
 from porter.integrity import CONFIG, check_manifest, check_weight_files, config_differs, verify_weights
+from porter.kernels.ascend.layout import lay_out
+from porter.kernels.ascend.vendor import load_torch_npu
 from porter.loaded import refuse_made_up
 from porter.models.auto_class import auto_class
 from porter.models.presets import read_config
@@ -47,6 +49,7 @@ def load(
     is run from porter itself), or with `trust_remote_code`. `strict` makes an Op's fallback an error. Weight files are
     compared with port.json by size and header, and with `verify` tensor by tensor. `build(class, config)` makes the
     model where its weights are not to be loaded; of a directory that runs its own code they are loaded all the same.
+    Quantized weights that an Ascend chip reads from blocks are cast once they are on it.
     """
     from porter.kernels.dispatch import bind_model
 
@@ -55,7 +58,8 @@ def load(
     own_code = bool(manifest["source"].get("own_code"))
     if own_code and not trust_remote_code:
         raise PorterError(f"{folder}: holds the original checkpoint's own code; pass --trust-remote-code to run it")
-    place = device_to_run_on(load_catalogue().get(str(manifest["chip"])), folder)
+    target = load_catalogue().get(str(manifest["chip"]))
+    place = device_to_run_on(target, folder)
     config = read_config(folder, trust_remote_code)
     if verify:
         verify_weights(folder, manifest)
@@ -81,7 +85,10 @@ def load(
     bind_model(
         model, chip, providers_of(chip), strict=strict, reference_only=tuple(section.get("reference_only", ()))
     )
-    return model.to(place).eval() if place != "cpu" else model.eval()
+    model = model.to(place).eval() if place != "cpu" else model.eval()
+    if target.device == "npu" and build is None:
+        lay_out(load_torch_npu(), model)
+    return model
 
 
 def _difference(folder: Path, manifest: dict[str, Any], port: Port | None) -> str | None:

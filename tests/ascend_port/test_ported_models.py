@@ -14,9 +14,11 @@ import porter
 from porter.chips.catalogue import load_catalogue
 from porter.emulation import emulating
 from porter.errors import PorterError
+from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 from porter.kernels.dispatch import usage
 from porter.original import original_directory
+from porter.runtime import read_manifest
 
 CHIP = "ascend-910b"
 PROMPT = "Once upon a time"
@@ -94,3 +96,21 @@ def test_int8_costs_what_it_must(name: str, tmp_path: Path) -> None:
     assert report["verdict"] == "aligned", report["first_drift"]
     assert report["tokens"]["top1_agreement"] >= 0.9
     assert {"npu_dynamic_quant", "npu_quant_matmul", "npu_weight_quant_batchmatmul"} <= seen
+
+
+def test_quantized_weights_are_cast_to_blocks_once_loaded(tmp_path: Path) -> None:
+    porter.adapt("tiny-qwen3", "ascend", scheme="w8a8", output=tmp_path / "port")
+    blocked = read_manifest(tmp_path / "port")["formats"]["FRACTAL_NZ"]
+    assert "model.layers.0.mlp.gate_up_proj.weight" in blocked
+    assert not [name for name in blocked if "norm" in name or "embed" in name]
+    with emulated_npu(CHIP) as emulator:
+        model = porter.load(tmp_path / "port", strict=True)
+        parameters = dict(model.named_parameters())
+        formats = {name: emulator.formats.of(parameter) for name, parameter in parameters.items()}
+        assert {name for name, found in formats.items() if found == FRACTAL_NZ} == set(blocked)
+        with torch.no_grad():
+            laid_out = model(torch.arange(1, 9)[None]).logits
+    with emulated_npu(CHIP):
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "port", trust_remote_code=True, dtype="auto").eval()
+        with torch.no_grad():
+            assert torch.equal(plain(torch.arange(1, 9)[None]).logits, laid_out)
