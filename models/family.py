@@ -66,11 +66,16 @@ class Family:
         return checkpoint_layout(source_on_meta(config, self.module, self.class_name), stored)
 
     def predicting(self, config: Any, source: PortedSource, stored: Collection[str] = ()) -> Prediction | None:
-        """The prediction layers of the model; None where there are none, or the checkpoint at hand leaves them out."""
-        if self.prediction is None or not prediction_layers(config, self.prediction.unsaid):
+        """The prediction layers of the model; None where there are none, or the checkpoint at hand leaves them out.
+
+        Without a checkpoint at hand, they are those that the config counts: of the same class, some released models
+        have a layer that their config does not speak of (Qwen3-Next), and some have none (Qwen3-Coder-Next).
+        """
+        names = self.prediction
+        if names is None or not prediction_layers(config, names.unsaid):
             return None
-        found = prediction_of(config, self.module, self.class_name, source, self.prediction, stored)
-        return found if not stored or found.stored(stored) else None
+        found = prediction_of(config, self.module, self.class_name, source, names, stored)
+        return found if (found.stored(stored) if stored else prediction_layers(config)) else None
 
 
 @dataclass(frozen=True)

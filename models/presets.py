@@ -1,8 +1,9 @@
 """What a user may call a model: a preset, a shipped checkpoint, a local directory, or a Hub id that is downloaded.
 
 A preset is the configuration of a released model without its weights: `models/presets/NAME.json` holds `config` (the
-published config.json), `source` (the Hub id it is published under) and `published_parameters` (the elements of the
-released checkpoint, tied weights once and multi-token prediction layers not counted).
+published config.json; for Qwen3.5, which also reads images, its text_config), `source` (the Hub id it is published
+under) and `published_parameters` (the elements of the released checkpoint, tied weights once and multi-token prediction
+layers not counted).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _presets() -> dict[str, Preset]:
 def preset(name: str) -> Preset:
     """The preset `name`. Raises PorterError for a name that is none."""
     if name not in _presets():
-        raise PorterError(f"{name!r} is not a preset; porter has {', '.join(_presets())}")
+        raise PorterError(f"{name!r} is not a preset; {_advice(name, list(_presets()))}")
     return _presets()[name]
 
 
@@ -179,7 +180,10 @@ def _unknown(model: str) -> str:
         return (
             f"{model}: no such directory; MODEL is one that holds config.json, or a preset (porter models lists them)"
         )
-    known = [*_presets(), *shipped_names()]
-    close = difflib.get_close_matches(model.lower(), known, n=3, cutoff=0.5)
-    advice = f"did you mean {' or '.join(close)}?" if close else f"porter has {', '.join(known)}"
-    return f"{model!r} is no preset, shipped checkpoint or directory; {advice}"
+    return f"{model!r} is no preset, shipped checkpoint or directory; {_advice(model, [*_presets(), *shipped_names()])}"
+
+
+def _advice(name: str, known: list[str]) -> str:
+    """Names that look alike, and where the others are listed."""
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}? (porter models lists all)" if close else "porter models lists the names"

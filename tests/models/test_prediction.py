@@ -62,7 +62,8 @@ def test_every_familys_layer_passes_the_same_proof(model_type: str) -> None:
     if family.prediction is DEEPSEEK:
         config.num_nextn_predict_layers = 1
     source = family.port(config)
-    layer = family.predicting(config, source)
+    names = ["mtp.fc.weight"] if family.prediction is QWEN else []
+    layer = family.predicting(config, source, names)
     assert source.prediction_error is not None and source.prediction_error < 1e-12
     assert layer is not None and layer.layers == (config.num_hidden_layers,)
 
@@ -187,11 +188,29 @@ def test_a_released_layer_has_the_published_size() -> None:
     assert (preset("deepseek-v3").published_parameters + unique + copies) / 1e9 == pytest.approx(685, abs=1)
 
 
+def test_the_layer_of_deepseek_v32_makes_up_the_published_size() -> None:
+    """The 163 files of DeepSeek-V3.2 hold 685,396,921,376 elements, the scales of its FP8 blocks among them."""
+    config = preset("deepseek-v3.2").config()
+    family = families()["deepseek_v32"]
+    layer = family.predicting(config, family.port(config))
+    assert layer is not None and layer.layers == (61,)
+    assert layer.expected["model.layers.61.self_attn.indexer.wq_b.weight"] == (8192, 1536)
+    unique = sum(torch.Size(shape).numel() for shape in layer.expected.values())
+    copies = 2 * config.vocab_size * config.hidden_size
+    block = 128
+    attention = [(128, 7168), (8192, 1536), (576, 7168), (32768, 512), (7168, 16384), (1536, 7168), (24576, 1536)]
+    blocks = [62 * [shape] for shape in attention] + [3 * 3 * [(18432, 7168)], 59 * 257 * 3 * [(2048, 7168)]]
+    scales = sum(-(-rows // block) * (-(-columns // block)) for shapes in blocks for rows, columns in shapes)
+    assert preset("deepseek-v3.2").published_parameters + unique + copies + scales == 685_396_921_376
+
+
 def test_qwens_released_layer_makes_up_the_published_size() -> None:
     # The index of Qwen3-Next-80B-A3B's files gives a total_size of 162,649,725,440 bytes, in bfloat16.
     config = preset("qwen3-next-80b-a3b").config()
     family = families()["qwen3_next"]
-    layer = family.predicting(config, family.port(config))
+    source = family.port(config)
+    assert family.predicting(config, source) is None, "its config.json does not speak of the layer"
+    layer = family.predicting(config, source, ["mtp.fc.weight"])
     assert layer is not None and layer.layers == (48,) and all(name.startswith("mtp.") for name in layer.expected)
     parameters = sum(torch.Size(shape).numel() for shape in layer.expected.values())
     assert preset("qwen3-next-80b-a3b").published_parameters + parameters == 162_649_725_440 // 2

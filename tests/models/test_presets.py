@@ -163,8 +163,8 @@ def test_hub_id_that_is_not_downloaded_says_how_to_download_it(tmp_path: Path, m
         ("Qwen3-8B", "did you mean qwen3-8b"),
         ("deepseekv3", "did you mean deepseek-v3"),
         ("tiny-qwen", "did you mean tiny-qwen3"),
-        ("zzzz", "porter has deepseek-r1"),
-        ("", "porter has deepseek-r1"),
+        ("zzzz", "directory; porter models lists the names$"),
+        ("", "directory; porter models lists the names$"),
         ("./nowhere", "no such directory"),
         ("/nowhere/at/all", "no such directory"),
     ],
@@ -172,7 +172,12 @@ def test_hub_id_that_is_not_downloaded_says_how_to_download_it(tmp_path: Path, m
 def test_unknown_name_says_what_is_near(model: str, says: str) -> None:
     with pytest.raises(PorterError, match=says) as raised:
         resolve(model)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 160
+
+
+def test_unknown_preset_says_what_is_near_and_where_the_others_are() -> None:
+    with pytest.raises(PorterError, match=r"not a preset; did you mean qwen3-8b .*\(porter models lists all\)$"):
+        preset("qwen3-8")
 
 
 @pytest.mark.parametrize(
