@@ -54,7 +54,8 @@ def _render(console: Console, result: dict[str, Any], details: bool) -> None:
         for chip in f["chips"]:
             if chip["native"]:
                 counted = f"{chip['native']} of {chip['ops']}"
-                table.add_row(first, chip["chip"], counted, chip["evidence"], ", ".join(f["presets"]) if first else "")
+                known = ", ".join(f"{count} {rung}" for rung, count in chip["rungs"].items())
+                table.add_row(first, chip["chip"], counted, known, ", ".join(f["presets"]) if first else "")
                 first = ""
     console.print(table)
     without = [c["chip"] for c in result["families"][0]["chips"] if not any(_native(f, c) for f in result["families"])]

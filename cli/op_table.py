@@ -62,9 +62,10 @@ def print_ops(console: Console, chip: Chip, rows: list[dict[str, Any]]) -> None:
         *kernels, reference = group
         served = [row for row in kernels if not row["refused"]]
         for row in served:
-            calls = [", ".join(row["calls"]) or "torch's own"] if ascend else []
+            calls = [", ".join(row["calls"]) or ("torch's own" if row["dtypes"] else "")] if ascend else []
             dtypes = ", ".join(row["dtypes"]) or f"none here{': ' * bool(row['refusal'])}{row['refusal'] or ''}"
-            table.add_row(name, row["provider"], *calls, dtypes, _says(row["evidence"], grounds))
+            says = _says(row["evidence"], grounds) if row["evidence"] else "the reference runs"
+            table.add_row(name, row["provider"], *calls, dtypes, says)
         if not served:
             why = "; ".join(f"{row['provider']} {row['refused']}" for row in kernels)
             table.add_row(name, REFERENCE, *([""] if ascend else []), ", ".join(reference["dtypes"]), why)
@@ -91,16 +92,17 @@ def _print_operators(console: Console, rows: list[dict[str, Any]]) -> None:
 
 def _ascend_row(op: Op, provider: AscendProvider, chip: Chip, evidence: dict[str, str]) -> dict[str, Any]:
     """The operators of the accepted cases, in order of first use; where none is accepted, why in bfloat16."""
-    accepted: list[str] = []
     calls: dict[str, None] = {}
     refusals: list[str] = []
+    made_in: dict[str, list[int]] = {}
     for dtype in op.dtypes:
         verdicts = [provider.calls(op.name, op.variant, chip.name, case.arguments) for case in op.inputs(dtype)]
-        if any(reason is None for reason, _ in verdicts):
-            accepted.append(_short(dtype))
+        made_in[_short(dtype)] = [len(made) for reason, made in verdicts if reason is None]
         refusals += [reason for reason, _ in verdicts if reason is not None and dtype == torch.bfloat16]
         calls |= dict.fromkeys(call.op.name for reason, made in verdicts if reason is None for call in made)
-    row = _row(op, provider.name, dtypes=accepted, evidence=evidence)
+    # A kernel that calls operators returns at once from empty inputs: these show nothing of a dtype.
+    accepted = [dtype for dtype, made in made_in.items() if (any(made) if calls else made)]
+    row = _row(op, provider.name, dtypes=accepted, evidence=evidence if accepted else None)
     known = catalogue()
     needs = [_operator(known[name], chip.name) for name in calls]
     refusal = None if accepted else next(iter(refusals), None)

@@ -100,6 +100,25 @@ class OpRegistry:
                 implementations.append((provider_name, implementation))
         return Resolution(tuple(implementations), refused)
 
+    def undocumented(
+        self, name: str, variant: str, chip_name: str, provider_name: str, dtype: torch.dtype
+    ) -> str | None:
+        """Why the vendor's documents allow no case of the Op on the chip in `dtype`; None where they allow one.
+
+        Asked of providers that can tell the calls they would make (`calls`); the others are asked when they run.
+        """
+        tell = getattr(self.providers[provider_name], "calls", None)
+        op, reason = self.op(name, variant), None
+        if tell is None or dtype not in op.dtypes:
+            return None
+        for case in op.inputs(dtype):
+            if any(isinstance(a, torch.Tensor) and not a.numel() for a in case.arguments):
+                continue  # Kernels return at once from nothing, on any chip.
+            reason, _ = tell(name, variant, chip_name, case.arguments)
+            if reason is None:
+                return None
+        return reason
+
 
 @cache
 def default_registry() -> OpRegistry:

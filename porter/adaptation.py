@@ -117,6 +117,8 @@ def plan_port(
         # The code and the plan do not depend on how the weights are stored.
         del config.quantization_config
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
+    chosen = scheme_named(scheme or _default_scheme(config))
+    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name), chip)
     family = family_of_checkpoint(config, reference.directory, f"{where}: model_type", trust_remote_code)
     try:
         source = family.port(config, chip.device if chip.device == "cpu" else chip.name)
@@ -128,8 +130,6 @@ def plan_port(
                 f"({type(error).__name__}: {reason})"
             ) from error
         raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
-    chosen = scheme_named(scheme or _default_scheme(config))
-    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name), chip)
     stored = stored_shapes(reference.directory)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config, stored)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
@@ -193,8 +193,12 @@ def _float_dtype(scheme: str, dtype: str | None, chip: Chip) -> torch.dtype:
     name = dtype or (scheme if scheme in DTYPES else "bf16")
     if name not in DTYPES:
         raise PorterError(f"--dtype {name}: ports compute in {' or '.join(DTYPES)}")
-    if str(DTYPES[name]).removeprefix("torch.") not in chip.dtypes:
-        raise PorterError(f"--dtype {name}: {chip.name} has no such dtype (it has {', '.join(chip.dtypes)})")
+    for held in (DTYPES[name], DTYPES.get(scheme, DTYPES[name])):
+        if (wanted := str(held).removeprefix("torch.")) not in chip.dtypes:
+            asked = f"--dtype {dtype}" if dtype and held == DTYPES[name] else f"--scheme {scheme}"
+            others = [other for other, each in DTYPES.items() if str(each).removeprefix("torch.") in chip.dtypes]
+            instead = f"; give --scheme {others[0]}" if others else ""
+            raise PorterError(f"{asked}: {chip.name} has no {wanted} (it has {', '.join(chip.dtypes)}){instead}")
     if DTYPES.get(scheme) == torch.float32 != DTYPES[name]:
         raise PorterError(f"--dtype {name} contradicts --scheme {scheme}; leave one of them out")
     return DTYPES[name]
@@ -220,7 +224,7 @@ def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme:
         chip_memory_bytes=memory,
         fits=None if memory is None else weight_bytes < memory,
         tokens_per_second=None if bandwidth is None else bandwidth / read,
-        ops=op_plans(model, chip),
+        ops=op_plans(model, chip, dtype),
         ported=tuple(
             {"class": c.name, "rewrite": c.candidate.rewrite, "variant": c.candidate.variant, "proof_error": c.error}
             for c in source.classes

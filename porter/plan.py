@@ -159,16 +159,22 @@ def bytes_read_per_token(config: Any, sizes: dict[str, int], tied: bool) -> int:
     return total
 
 
-def op_plans(model: nn.Module, chip: Chip) -> tuple[OpPlan, ...]:
-    """For each distinct Op of `model`: the first provider with a kernel on `chip`, its evidence, and who refused."""
+def op_plans(model: nn.Module, chip: Chip, dtype: torch.dtype = torch.bfloat16) -> tuple[OpPlan, ...]:
+    """For each distinct Op of `model`: the first provider with a kernel on `chip`, its evidence, and who refused.
+
+    A provider whose vendor documents no call of the Op on `chip` in `dtype` has refused it, whatever kernel it holds.
+    """
     registry = default_registry()
     plans = {}
     for _, call in op_calls(model):
         resolution = registry.resolve(call.name, call.variant, chip.name, chip.providers)
-        provider, evidence = REFERENCE, "reference"
-        if resolution.implementations:
-            provider, implementation = resolution.implementations[0]
-            evidence = implementation.evidence.rung
-        refused = tuple(f"{name}: {reason}" for name, reason in resolution.refused.items())
-        plans[call.name, call.variant] = OpPlan(call.name, call.variant, provider, evidence, refused)
+        provider, evidence, refused = REFERENCE, "reference", dict(resolution.refused)
+        for name, implementation in resolution.implementations:
+            reason = registry.undocumented(call.name, call.variant, chip.name, name, dtype)
+            if reason is None:
+                provider, evidence = name, implementation.evidence.rung
+                break
+            refused[name] = reason
+        said = tuple(f"{name}: {reason}" for name, reason in refused.items())
+        plans[call.name, call.variant] = OpPlan(call.name, call.variant, provider, evidence, said)
     return tuple(plans[key] for key in sorted(plans))

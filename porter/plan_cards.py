@@ -180,8 +180,8 @@ class Planner:
             if plan is not None:
                 layout, weights = plan.layout, sum(w.value for w in plan.weights)
                 sizes = (layout.cards, layout.tp, layout.ep, weights, plan.roofline[-2].tokens_per_second)
-            converts = name in SCHEMES and all(kernel.verdict == "native" for kernel in kernels)
-            found.append(Alternative(storage.name, storage.says, kernels, converts, *sizes))
+            native = storage.plain.dtype in self.port.chip.dtypes and all(k.verdict == "native" for k in kernels)
+            found.append(Alternative(storage.name, storage.says, kernels, native and name in SCHEMES, *sizes))
         return tuple(found)
 
 

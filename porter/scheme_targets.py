@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -37,13 +36,4 @@ def _lacking(chip: Chip, name: str, variant: str, dtype: torch.dtype) -> str | N
         if chip.device == "cpu" and variant not in NATIVE_ONLY:
             return None
         return "; ".join(resolution.refused.values()) or f"only the {REFERENCE} computes it"
-    # What runs on another device cannot be asked about tensors here; it can tell the calls that it would make.
-    tell: Any = getattr(registry.providers[resolution.implementations[0][0]], "calls", None)
-    if tell is None:
-        return None
-    refused = None
-    for case in registry.op(name, variant).inputs(dtype):
-        refused, _ = tell(name, variant, chip.name, case.arguments)
-        if refused is None:
-            return None
-    return refused
+    return registry.undocumented(name, variant, chip.name, resolution.implementations[0][0], dtype)

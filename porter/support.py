@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -24,14 +25,15 @@ RUNGS: tuple[str, ...] = get_args(Rung)
 class Support:
     """One family on one chip.
 
-    `native` of the family's `ops` Ops have a kernel there; the others, `reference`, run as plain torch. `evidence` is
-    the lowest rung among the native ones; without any it is "none".
+    `native` of the family's `ops` Ops have a kernel there; the others, `reference`, run as plain torch. `rungs` counts
+    the native ones by their evidence, strongest first; `evidence` is the lowest of them, "none" without any.
     """
 
     chip: str
     native: int
     ops: int
     evidence: str
+    rungs: dict[str, int]
     reference: tuple[str, ...]
 
 
@@ -55,11 +57,17 @@ def support(family: Family, chips: Iterable[Chip]) -> list[Support]:
     config.porter = {}
     with torch.device("meta"):
         model = source.model_class()(config)
-    return [_on_chip(chip.name, op_plans(model, chip)) for chip in chips]
+    return [_on_chip(chip.name, op_plans(model, chip, _computes_in(chip))) for chip in chips]
+
+
+def _computes_in(chip: Chip) -> torch.dtype:
+    """The dtype of a port there: bf16, or fp32 on chips without it."""
+    return torch.bfloat16 if "bfloat16" in chip.dtypes else torch.float32
 
 
 def _on_chip(chip: str, plans: tuple[OpPlan, ...]) -> Support:
     native = [plan for plan in plans if plan.provider != REFERENCE]
-    lowest = min((plan.evidence for plan in native), key=RUNGS.index, default="none")
+    counts = Counter(plan.evidence for plan in native)
+    rungs = {rung: counts[rung] for rung in reversed(RUNGS) if rung in counts}
     missing = tuple(f"{plan.op}/{plan.variant}" for plan in plans if plan.provider == REFERENCE)
-    return Support(chip, len(native), len(plans), lowest, missing)
+    return Support(chip, len(native), len(plans), next(reversed(rungs), "none"), rungs, missing)

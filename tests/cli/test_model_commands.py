@@ -68,13 +68,17 @@ def test_models_tells_support_by_chip_with_its_evidence(porter: Any) -> None:
     )
     assert (chips["metax-c550"]["native"], chips["metax-c550"]["evidence"]) == (0, "none")
     assert len(chips["metax-c550"]["reference"]) == cpu["ops"]
-    assert chips["ascend-910b"]["evidence"] == "emulated"
+    ascend = chips["ascend-910b"]
+    assert (ascend["evidence"], ascend["rungs"]) == ("declared", {"emulated": ascend["native"] - 1, "declared": 1})
+    assert chips["ascend-310p"]["native"] < cpu["ops"]
 
 
 REFUSED = [
     (("adapt", "no-such-model", "--target", "cpu", "--plan"), "no-such-model"),
     (("adapt", "qwen3-8b", "--target", "abacus", "--plan"), "abacus"),
     (("adapt", "qwen3-8b", "--target", "metax-c550", "--plan"), "no op provider for metax-c550"),
+    (("adapt", "tiny-qwen3", "--target", "ascend-310p", "--plan"), "no bfloat16 (it has float32, float16, int8); give"),
+    (("adapt", "tiny-qwen3", "--target", "ascend-310p", "--dtype", "fp32", "--plan"), "--scheme bf16: ascend-310p has"),
     (("adapt", "qwen3-8b", "--target", "cpu", "--tp", "8"), "--tp and --ep"),
     (("adapt", "qwen3-8b", "--target", "cpu", "--scheme", "w3", "--plan"), "--scheme w3"),
     (("adapt", "tiny-qwen3"), "target"),

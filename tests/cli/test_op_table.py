@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from porter.adaptation import plan_port
 from porter.chips.catalogue import load_catalogue
 from porter.cli import app
 from porter.cli.op_table import op_rows, print_ops
@@ -71,6 +72,9 @@ def test_an_ascend_chip_names_the_vendor_s_operators_and_what_they_need() -> Non
     assert "gamma to have the last dimensions of input" in operator["constraints"]
     assert operator["explicit"] == ["epsilon"] and operator["page"].endswith("README.md")
     assert rows["linear", "w8a8"]["calls"] == ["npu_dynamic_quant", "npu_quant_matmul"]
+    assert "float64" not in rows["attention", "gqa"]["dtypes"]  # Empty inputs alone are taken in float64.
+    streams = rows["hyper_connection", "collapse"]
+    assert (streams["dtypes"], streams["evidence"]) == ([], None) and "only ascend-950" in streams["refusal"]
     assert rows["linear", "standard"]["calls"] == [] and rows["linear", "standard"]["dtypes"]
     assert {row["evidence"]["rung"] for row in rows.values() if row["evidence"]} <= {"declared", "schema", "emulated"}
 
@@ -101,3 +105,15 @@ def test_the_table_says_once_what_the_evidence_rests_on(registry: OpRegistry) ->
     assert "vendor's operators" not in text
     assert "measured (1)" in text and text.count("tests, 2026-11-30, some CPU") == 1
     assert "cpu has no kernel for rms_norm/standard" in text
+
+
+def test_a_port_claims_no_kernel_that_no_document_gives_its_chip() -> None:
+    """DeepSeek-V4's hyper-connections have operators on the 950; clamped experts have them on the 910B."""
+    wanted = ("hyper_connection", "collapse"), ("experts", "clamped"), ("linear", "standard")
+    plans = {}
+    for chip in ("ascend-910b", "ascend-950"):
+        port = plan_port("tiny-deepseek-v4", chip)
+        plans[chip] = {(op.op, op.variant): op for op in port.plan.ops}
+    found = {chip: tuple(ops[key].provider for key in wanted) for chip, ops in plans.items()}
+    assert found == {"ascend-910b": ("reference", "ascend", "ascend"), "ascend-950": ("ascend", "reference", "ascend")}
+    assert "only ascend-950" in plans["ascend-910b"]["hyper_connection", "collapse"].refused[0]
