@@ -71,6 +71,12 @@ class Drift:
     """Runs the candidate once more, as it ran for `candidate_output`."""
     run_module: Run = field(repr=False, default=lambda module, inputs: [])
 
+    @property
+    def holds_codes(self) -> bool:
+        """Whether the candidate stores a weight of the module as integers."""
+        held = () if self.candidate_module is None else self.candidate_module.state_dict(keep_vars=True).values()
+        return bool(self.quantized) or any(tensor.dtype in (torch.int8, torch.int32) for tensor in held)
+
     def fresh(self) -> nn.Module:
         """A deep copy of the float64 source module, free to be changed."""
         return copy.deepcopy(self.source_module)

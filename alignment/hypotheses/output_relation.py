@@ -108,7 +108,7 @@ class TokenRatio:
 
     def applies(self, drift: Drift) -> bool:
         """Whether weights are quantized, tokens have enough numbers each, and there are several."""
-        if not drift.quantized or not comparable(drift):
+        if not drift.holds_codes or not comparable(drift):
             return False
         rows, columns = joined(drift, drift.source_output).shape
         return rows > 2 and columns > ENOUGH

@@ -24,7 +24,7 @@ def _trials(drift: Drift) -> Iterator[Trial]:
                 says = f"The kernel reads {name} transposed: hand it over in the layout that the operator documents"
                 yield Trial("weight-transposed", says, _read(path, name, lambda w: w.transpose(-1, -2)), part=path)
         weight = part._parameters.get("weight")
-        if drift.quantized and path == "" and (weight is None or weight.dim() == 2):
+        if drift.holds_codes and path == "" and (weight is None or weight.dim() == 2):
             for offset in OFFSETS:
                 says = f"The kernel adds {offset:+g} to the weight's codes: take the offset that the scheme has"
                 yield Trial("zero-point", says, _with_offset(offset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.ascend_faults.fault import Fault, Found, Refused, kernel, modeling
+from benchmarks.ascend_faults.fault import Fault, Found, Linted, Refused, kernel, modeling
 from benchmarks.ascend_faults.norms_and_activations import FIRST, NEXT, QWEN3, V3, V32
 
 ATTENTION = r"layers\.0\.self_attn$"
@@ -191,7 +191,7 @@ FAULTS = (
                 "sparse_count=taken,\n        sparse_mode=0",
             ),
         ),
-        Refused(("npu_lightning_indexer", "sparse_mode")),
+        Linted("mask-missing"),
     ),
     Fault(
         "state-transposed",

@@ -99,7 +99,7 @@ def norm_weights(evidence: Evidence) -> Iterator[LintedFault]:
             continue
         mean = float(traced.call["gamma"].detach().float().mean())
         gemma = traced.op == "npu_gemma_rms_norm"
-        if gemma and mean > 0.8 or not gemma and abs(mean) < 0.2:
+        if (gemma and mean > 0.8) or (not gemma and abs(mean) < 0.2):
             belongs, other = ("around 0", "npu_rms_norm") if gemma else ("around 1", "npu_gemma_rms_norm")
             remedy = f"{other} is the one for such weights, unless they were trained so"
             what = f"the mean weight of {traced.op}"

@@ -33,6 +33,7 @@ LINTS: tuple[Callable[[Evidence], Iterator[LintedFault]], ...] = (
     arguments.norm_weights,
     masks.polarity,
     masks.missing,
+    masks.sparse,
     values.shared,
     values.origin,
 )

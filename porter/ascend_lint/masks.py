@@ -13,6 +13,10 @@ from porter.ascend_lint.trace import TracedCall
 
 LENGTHS = ("actual_seq_lengths", "actual_seq_qlen")
 
+SPARSE = frozenset(("npu_lightning_indexer", "npu_sparse_flash_attention"))
+CAUSAL = 3
+"""sparse_mode that hides later keys."""
+
 
 def polarity(evidence: Evidence) -> Iterator[LintedFault]:
     """A full mask that hides from queries their own key, and not all keys: True is masked out, unlike in torch."""
@@ -39,6 +43,16 @@ def missing(evidence: Evidence) -> Iterator[LintedFault]:
             remedy = f"packed calls without one were seen to return the mean of the values (#13699): {remedy}"
         what = f"atten_mask of {traced.op} in layout {layout}"
         yield LintedFault("mask-missing", traced.name, what, "a causal mask", "none under sparse_mode 0", remedy)
+
+
+def sparse(evidence: Evidence) -> Iterator[LintedFault]:
+    """Several queries of sparse attention or its indexer in another sparse_mode than the causal one."""
+    for traced in evidence.trace.calls:
+        if traced.op not in SPARSE or traced.call["sparse_mode"] == CAUSAL:
+            continue
+        if str(traced.call["layout_query"]) == "TND" or traced.call["query"].shape[1] > 1:
+            found, remedy = str(traced.call["sparse_mode"]), "pass sparse_mode=3, or keys of the future are selected"
+            yield LintedFault("mask-missing", traced.name, f"sparse_mode of {traced.op}", "3 (causal)", found, remedy)
 
 
 def _hidden(traced: TracedCall) -> bool:
