@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from porter.activation_range import HIGHEST, LOWEST, Range
 from porter.alignment.calls import Call, mapped
 from porter.alignment.observation import errors, tensors
+from porter.alignment.quantized_weight import INT8_LEVELS
 from porter.kernels.dispatch import op_calls
+from porter.quantization import STATIC
 
 if TYPE_CHECKING:
     from porter.alignment.lanes import Side
     from porter.alignment.module_result import ModuleResult
     from porter.alignment.replay import Replayer
 
-INT8_LEVELS = 127.0
-STATIC = "w8a8_static"
 QUANTIZING = ("w8a8", "clamped_w8a8", "w4a8", STATIC)
 """Variants of Ops that quantize their activations."""
 STATIC_SLACK = 4.0

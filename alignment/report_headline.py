@@ -9,8 +9,7 @@ from typing import Any
 from porter.alignment.counterparts import LACKING
 from porter.alignment.report_figures import INFINITE, Row, allowed, differs, named, number, percent, ratio, times
 from porter.alignment.report_summary import row_of_first_drift, summarise
-
-COVERAGE_NEEDED = 0.95
+from porter.alignment.verdict import COVERAGE_NEEDED
 
 
 def headline(report: Mapping[str, Any]) -> tuple[str, str]:

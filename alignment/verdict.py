@@ -12,7 +12,7 @@ from porter.alignment.report import Coverage, FirstDrift, ModuleRow, Skipped, We
 from porter.alignment.weight import JudgedWeight
 from porter.alignment.weights import beside_codes
 
-NEEDED = 0.95
+COVERAGE_NEEDED = 0.95
 """The share of the parameters that must have been compared for any verdict but `incomparable` or `drift`."""
 
 
@@ -101,7 +101,7 @@ def verdict_of(drifts: Sequence[Drifted], covered: Coverage, unjudged: bool = Fa
     asked for had nothing to judge by (`unjudged`); else `aligned`."""
     if drifts:
         return "drift"
-    return "incomparable" if unjudged or covered.parameters < NEEDED else "aligned"
+    return "incomparable" if unjudged or covered.parameters < COVERAGE_NEEDED else "aligned"
 
 
 def first_of(drifts: Sequence[Drifted]) -> FirstDrift | None:

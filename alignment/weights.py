@@ -14,9 +14,8 @@ from porter.alignment.streaming import Tensors
 from porter.alignment.weight import Values, Weight
 from porter.alignment.weight_judgement import eps_of
 from porter.correspondence import Correspondence
+from porter.recipe import STATIC_TENSORS
 
-STATIC_TENSORS = ("input_scale", "input_offset", "quant_bias")
-"""Beside the weight of a linear whose input has a static scale."""
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 BIAS_SUFFIX = "_scale_bias"
 

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from porter.kernels.ascend.catalogue.vendor_op import PAGES
+
 GIGA = {"bytes": (1e9, "GB"), "operations": (1e12, "T"), "ms": (1.0, "ms")}
 """Units of a plan's figures and what people read them in."""
 
@@ -133,7 +135,7 @@ def _constraints(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table("constraint", "numbers", "verdict", "source", box=None, pad_edge=False)
     words = {True: "met", False: "BROKEN", None: "not documented so"}
     for row in rows:
-        source = row["source"].removeprefix("op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-")
+        source = row["source"].removeprefix(f"{PAGES}torch_npu-")
         table.add_row(row["needs"], row["numbers"], words[row["met"]], source)
     console.print()
     console.print(table, markup=False)

@@ -104,6 +104,13 @@ class Correspondence:
             return tuple(f"{source}.{parameter}" for source in owner.sources)
         return (ported,)
 
+    def source_shapes(self, target: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parameters that make up `target` of `shape`."""
+        entry = self._by_target.get(target)
+        if entry is None:
+            return {target: shape}
+        return {source: entry.source_shape(index, shape) for index, source in enumerate(entry.sources)}
+
     def output(self, ported: str, source_outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The golden output of the ported module `ported`, from its sources' outputs [..., rows of each]."""
         return source_outputs[0] if len(source_outputs) == 1 else torch.cat(list(source_outputs), dim=-1)

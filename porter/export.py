@@ -183,14 +183,9 @@ def _expected(port: Port, tied: dict[str, str]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that a checkpoint of this config must hold, from the upstream class and the disk layout."""
     upstream = source_on_meta(port.reference.config, port.family.module, port.family.class_name)
     expected = dict(port.prediction.expected) if port.prediction is not None else {}
-    entries = {entry.target: entry for entry in port.layout.entries}
     for name, tensor in upstream.state_dict().items():
-        if name in tied:
-            continue
-        entry = entries.get(name)
-        for i, disk in enumerate(entry.sources if entry else (name,)):
-            shape = tuple(tensor.shape)
-            expected[disk] = entry.source_shape(i, shape) if entry else shape
+        if name not in tied:
+            expected |= port.layout.source_shapes(name, tuple(tensor.shape))
     return expected
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from porter.errors import PorterError
 from porter.kernels.reference.experts_w4a8 import scale_groups
 from porter.models.auto_class import text_config
+from porter.plan import EXPERT_COUNTS
 
-EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 HEADS = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
 WIDTHS = ("intermediate_size", "shared_expert_intermediate_size", "vocab_size")
 """Fields of a config that tensor parallelism divides: heads whole, the others to whole elements."""

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from porter.chips.catalogue import Chip
-from porter.kernels.ascend.catalogue.vendor_op import A2, A3
+from porter.kernels.ascend.catalogue.expert_parallel_rules import A2_WORLDS
+from porter.kernels.ascend.catalogue.mla import HIDDEN_SIZES, QUERY_RANKS
+from porter.kernels.ascend.catalogue.quant_matmul import LONGEST
+from porter.kernels.ascend.catalogue.vendor_op import A2, A3, PAGES, POWERS_OF_TWO
 from porter.models.auto_class import text_config
 from porter.parallel_layout import Layout, experts_of, kv_heads_of, undividable
 from porter.plan_memory import Load, Stored, chosen_of
-
-PAGES = "op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-"
-LAST_DIMENSION = 65535
-FULLMESH_SIZES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-"""Sizes of an EP domain that npu_moe_distribute_dispatch_v2 takes on the 910B with comm_alg "fullmesh"."""
-PROLOG_HIDDEN = (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192)
-POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -71,13 +67,13 @@ def _kv_heads(subject: Subject) -> Iterator[Constraint]:
 
 def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     text, mine = text_config(subject.config), text_config(subject.local)
-    heads, page = mine.num_attention_heads, PAGES + "npu_fused_infer_attention_score.md"
+    heads, page = mine.num_attention_heads, PAGES + "torch_npu-npu_fused_infer_attention_score.md"
     if getattr(text, "kv_lora_rank", None):
         numbers = f"{text.num_attention_heads} heads / TP {subject.layout.tp} = {heads} a card"
         yield Constraint(
-            f"query heads over latents one of {', '.join(map(str, POWERS))}",
+            f"query heads over latents one of {', '.join(map(str, POWERS_OF_TWO))}",
             numbers,
-            heads in POWERS or _plain_torch(text),
+            heads in POWERS_OF_TWO or _plain_torch(text),
             page,
         )
         sizes = f"latent {text.kv_lora_rank}, rope {text.qk_rope_head_dim}"
@@ -102,17 +98,17 @@ def _prolog(subject: Subject) -> Iterator[Constraint]:
     if not getattr(text, "kv_lora_rank", None):
         return
     numbers = f"hidden {text.hidden_size}, query rank {text.q_lora_rank}"
-    fits = text.hidden_size in PROLOG_HIDDEN and text.q_lora_rank in (1536, 2048)
+    fits = text.hidden_size in HIDDEN_SIZES and text.q_lora_rank in QUERY_RANKS
     numbers += "" if fits else ": its products are called one by one"
     needs = "npu_mla_prolog_v3: hidden size of its list, query rank 1536 or 2048 (where it is used)"
-    yield Constraint(needs, numbers, True, PAGES + "npu_mla_prolog_v3.md")
+    yield Constraint(needs, numbers, True, PAGES + "torch_npu-npu_mla_prolog_v3.md")
 
 
 def _indexer(subject: Subject) -> Iterator[Constraint]:
     text = text_config(subject.config)
     if not getattr(text, "index_topk", None) or not getattr(text, "kv_lora_rank", None):
         return
-    page, top = PAGES + "npu_lightning_indexer.md", text.index_topk
+    page, top = PAGES + "torch_npu-npu_lightning_indexer.md", text.index_topk
     numbers = f"{text.index_n_heads} heads of {text.index_head_dim}, whole on each card"
     yield Constraint(
         "at most 64 indexer heads of 128",
@@ -128,7 +124,7 @@ def _linear_attention(subject: Subject) -> Iterator[Constraint]:
     mine = text_config(subject.local)
     if not getattr(mine, "linear_num_value_heads", None):
         return
-    page = PAGES + "npu_chunk_gated_delta_rule.md"
+    page = PAGES + "torch_npu-npu_chunk_gated_delta_rule.md"
     key, value = mine.linear_key_head_dim, mine.linear_value_head_dim
     yield Constraint(
         "head sizes of linear attention at most 128", f"{key} and {value}", max(key, value) <= 128 or None, page
@@ -143,15 +139,15 @@ def _last_dimensions(subject: Subject) -> Iterator[Constraint]:
     if quantized:
         size, name = max((r.held.local[-1], r.held.name) for r in quantized)
         rows, widest = max((r.held.local[0], r.held.name) for r in quantized)
-        products = -(-rows // (LAST_DIMENSION // 16 * 16))
-        needs = f"last dimensions of quantized products at most {LAST_DIMENSION}"
+        products = -(-rows // (LONGEST // 16 * 16))
+        needs = f"last dimensions of quantized products at most {LONGEST}"
         numbers = f"inputs at most {size} ({name}); outputs at most {rows} ({widest}), in {products} products"
-        yield Constraint(needs, numbers, size <= LAST_DIMENSION, PAGES + "npu_quant_matmul.md")
+        yield Constraint(needs, numbers, size <= LONGEST, PAGES + "torch_npu-npu_quant_matmul.md")
     experts = [r for r in subject.rows if r.held.kind == "routed experts"]
     if experts:
         size, name = max((max(r.held.local[1:]), r.held.name) for r in experts)
-        met, page = size <= LAST_DIMENSION, PAGES + "npu_grouped_matmul.md"
-        yield Constraint(f"inner axes of grouped products at most {LAST_DIMENSION}", f"{size} ({name})", met, page)
+        met, page = size <= LONGEST, PAGES + "torch_npu-npu_grouped_matmul.md"
+        yield Constraint(f"inner axes of grouped products at most {LONGEST}", f"{size} ({name})", met, page)
 
 
 def _blocked_layout(subject: Subject) -> Iterator[Constraint]:
@@ -191,14 +187,15 @@ def _formats(subject: Subject) -> Iterator[Constraint]:
 def _dispatch(subject: Subject) -> Iterator[Constraint]:
     if subject.layout.ep == 1:
         return
-    page, layout, text = PAGES + "npu_moe_distribute_dispatch_v2.md", subject.layout, text_config(subject.config)
+    page = PAGES + "torch_npu-npu_moe_distribute_dispatch_v2.md"
+    layout, text = subject.layout, text_config(subject.config)
     hidden, rows, chosen = text.hidden_size, -(-subject.load.batch // layout.cards), chosen_of(text)
     local = experts_of(subject.config) // layout.ep
     if subject.chip.name not in (A2, A3):
         yield Constraint("expert parallel dispatch documented for the chip", "the page lists 910B and 910C", None, page)
         return
     if subject.chip.name == A2:
-        sizes, met = ", ".join(map(str, FULLMESH_SIZES)), layout.ep in FULLMESH_SIZES
+        sizes, met = ", ".join(map(str, A2_WORLDS)), layout.ep in A2_WORLDS
         yield Constraint(f"EP one of {sizes} (fullmesh)", f"EP {layout.ep}", met, page)
         met = hidden <= 7168 and hidden % 32 == 0
         yield Constraint("hidden size at most 7168 and a multiple of 32 (fullmesh)", f"{hidden}", met, page)

@@ -105,17 +105,19 @@ def linear_w8a8_exact(
     return scaled_int8_product(codes, scale, weight, weight_scale, bias, torch.float64)
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
+def product_shape(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
+    """An empty [..., N] for x [..., K] and weight [N, K]."""
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def _cost(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> Cost:
+def product_cost(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> Cost:
+    """Every operand read once and the output written; two operations a weight and row."""
     rows = x.shape[:-1].numel()
     output = rows * weight.shape[0] * x.element_size()
     return Cost(moved_bytes(x, weight, *rest) + output, 2 * rows * weight.numel())
 
 
-def _activations(draw: Draw) -> Iterator[tuple[str, torch.Tensor, int]]:
+def activations(draw: Draw) -> Iterator[tuple[str, torch.Tensor, int]]:
     """Labelled x and N."""
     for shape, n in (((1, 1), 1), ((1, 7), 3), ((1, 1, 64), 64), ((3, 127), 31), ((2, 5, 96), 257), ((17, 33), 64)):
         yield f"{list(shape)} -> {n}", draw.normal(*shape), n
@@ -128,7 +130,7 @@ def _activations(draw: Draw) -> Iterator[tuple[str, torch.Tensor, int]]:
 
 def _inputs(dtype: torch.dtype) -> Iterator[Case]:
     draw = Draw(dtype, 31)
-    for label, x, n in _activations(draw):
+    for label, x, n in activations(draw):
         weight, bias = draw.normal(n, x.shape[-1], scale=x.shape[-1] ** -0.5), draw.normal(n)
         yield Case(f"{label} bias", (x, weight, bias))
         yield Case(label, (x, weight, None))
@@ -139,7 +141,7 @@ def _inputs(dtype: torch.dtype) -> Iterator[Case]:
 
 def _int8_inputs(dtype: torch.dtype) -> Iterator[Case]:
     draw = Draw(dtype, 32)
-    for label, x, n in _activations(draw):
+    for label, x, n in activations(draw):
         weight, scale = draw.int8_weight(n, x.shape[-1])
         yield Case(f"{label} bias", (x, weight, scale, draw.normal(n)))
         yield Case(label, (x, weight, scale, None))
@@ -153,7 +155,17 @@ STANDARD = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
 INT8 = "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias) -> Tensor"
 
 OPS = (
-    Op("linear", "standard", STANDARD, linear_standard, _fake, _inputs, TOLERANCE, _cost),
-    Op("linear", "w8a16", INT8, linear_w8a16, _fake, _int8_inputs, W8A16_TOLERANCE, _cost),
-    Op("linear", "w8a8", INT8, linear_w8a8, _fake, _int8_inputs, INT8_TOLERANCE, _cost, exact=linear_w8a8_exact),
+    Op("linear", "standard", STANDARD, linear_standard, product_shape, _inputs, TOLERANCE, product_cost),
+    Op("linear", "w8a16", INT8, linear_w8a16, product_shape, _int8_inputs, W8A16_TOLERANCE, product_cost),
+    Op(
+        "linear",
+        "w8a8",
+        INT8,
+        linear_w8a8,
+        product_shape,
+        _int8_inputs,
+        INT8_TOLERANCE,
+        product_cost,
+        exact=linear_w8a8_exact,
+    ),
 )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from porter.kernels.contract import Case, Cost, Op, Tolerance, compute_dtype, moved_bytes
-from porter.kernels.reference.draw import Draw, spread, strided
-from porter.kernels.reference.linear import int8_product
+from porter.kernels.contract import Case, Op, Tolerance, compute_dtype
+from porter.kernels.reference.draw import Draw
+from porter.kernels.reference.linear import activations, int8_product, product_cost, product_shape
 
 TOLERANCE = Tolerance(
     "the int8 products and the correction of the offset are added exactly and the oracle uses the same codes: only the "
@@ -84,24 +84,8 @@ def _product(
     return product if bias is None else product + bias.to(dtype)
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
-def _cost(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> Cost:
-    rows = x.shape[:-1].numel()
-    output = rows * weight.shape[0] * x.element_size()
-    return Cost(moved_bytes(x, weight, *rest) + output, 2 * rows * weight.numel())
-
-
 def _activations(draw: Draw) -> Iterator[tuple[str, torch.Tensor, int]]:
-    for shape, n in (((1, 1), 1), ((1, 7), 3), ((1, 1, 64), 64), ((3, 127), 31), ((2, 5, 96), 257), ((17, 33), 64)):
-        yield f"{list(shape)} -> {n}", draw.normal(*shape), n
-    yield "long rows", draw.normal(2, 2053), 37
-    yield "no tokens", draw.normal(0, 64), 32
-    yield "zeros, 1e4 (saturated) and 1e-4", draw.extreme_rows(67), 29
-    yield "rows apart", spread(draw.normal(2, 3, 64)), 32
-    yield "last dimension strided", strided(draw.normal(3, 19)), 32
+    yield from activations(draw)
     yield "one-sided", draw.normal(4, 64).abs(), 16
 
 
@@ -137,10 +121,10 @@ OPS = (
         "w8a8_static",
         SCHEMA,
         linear_w8a8_static,
-        _fake,
+        product_shape,
         _inputs,
         TOLERANCE,
-        _cost,
+        product_cost,
         exact=linear_w8a8_static_exact,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -44,10 +45,7 @@ def loadable_scales(
         )
     found = {linear.name: ranges[linear.module] for linear in linears}
     for group in groups_of(list(found), model_type):
-        joined = found[group.members[0]]
-        for member in group.members[1:]:
-            joined = joined.joined(found[member])
-        found |= dict.fromkeys(group.members, joined)
+        found |= dict.fromkeys(group.members, reduce(Range.joined, (found[member] for member in group.members)))
     return {name: loadable(measured, dtype) for name, measured in found.items()}
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from porter.ascend_v1.quant_type import SLICES
 from porter.errors import PorterError
-from porter.quantization import BLOCK_ELEMENTS, INT8_MAX, SMALLEST_SCALE
+from porter.quantization import BLOCK_ELEMENTS, INT4_MAX, INT8_MAX, SMALLEST_SCALE
 
-INT4_MAX = 7
 CLIPS = (1.0, 0.9, 0.82, 0.74, 0.66, 0.58, 0.5)
 """Fractions of a row's largest weight that int4 codes may end at. Normal weights are coded best at about 2.7 standard
 deviations, of a largest of about 4 in rows of some thousands; the best of these costs each row seven tries."""

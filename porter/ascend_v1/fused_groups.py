@@ -17,13 +17,13 @@ _QKV_A = ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa"))
 _NEXT = ("in_proj", ("in_proj_qkvz", "in_proj_ba"))
 _LINEAR_ATTENTION = (("in_proj_qkvz", ("in_proj_qkv", "in_proj_z")), ("in_proj_ba", ("in_proj_b", "in_proj_a")))
 
-Mapping_ = Mapping[str, tuple[str, ...]]
+Fused = Mapping[str, tuple[str, ...]]
 
-DENSE: Mapping_ = MappingProxyType(dict((_QKV, _GATE_UP)))
-_MOE: Mapping_ = MappingProxyType(dict((_QKV, _GATE_UP, _EXPERTS)))
-_DEEPSEEK: Mapping_ = MappingProxyType(dict((_GATE_UP, _EXPERTS, _QKV_A)))
+DENSE: Fused = MappingProxyType(dict((_QKV, _GATE_UP)))
+_MOE: Fused = MappingProxyType(dict((_QKV, _GATE_UP, _EXPERTS)))
+_DEEPSEEK: Fused = MappingProxyType(dict((_GATE_UP, _EXPERTS, _QKV_A)))
 
-MAPPINGS: Mapping[str, Mapping_] = MappingProxyType(
+MAPPINGS: Mapping[str, Fused] = MappingProxyType(
     {
         **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe", "glm4_moe", "glm4v_moe", "step3p5"), _MOE),
         **dict.fromkeys(
@@ -54,7 +54,7 @@ class Group:
     members: tuple[str, ...]
 
 
-def mapping_of(model_type: str) -> Mapping_:
+def mapping_of(model_type: str) -> Fused:
     """Fused layer -> its parts, for the model_type of a config.json."""
     return MAPPINGS.get(model_type, MAPPINGS.get(model_type.removesuffix("_text"), DENSE))
 

@@ -85,14 +85,10 @@ def original_of(config: Any, family: Family, stored: Mapping[str, Shape]) -> Ori
     upstream = source_on_meta(config, family.module, family.class_name)
     layout = family.checkpoint_layout(config, stored)
     tied = tied_weights(config, family.module, family.class_name)
-    entries = {entry.target: entry for entry in layout.entries}
     expected: dict[str, Shape] = {}
     for name, tensor in upstream.state_dict().items():
-        if name in tied and name not in stored:
-            continue
-        entry, shape = entries.get(name), tuple(tensor.shape)
-        for i, disk in enumerate(entry.sources if entry else (name,)):
-            expected[disk] = entry.source_shape(i, shape) if entry else shape
+        if name not in tied or name in stored:
+            expected |= layout.source_shapes(name, tuple(tensor.shape))
     linears, stacks = _linears(upstream, layout)
     layers, count = int(config.get_text_config().num_hidden_layers), prediction_layers(config.get_text_config())
     return Original(
