@@ -102,7 +102,7 @@ def comparable(drift: Drift) -> bool:
 
 @dataclass(frozen=True)
 class TokenRatio:
-    """A factor for each token, where one for all explains less: scales of quantized activations that are not applied."""
+    """A factor for each token, where one for all explains less: scales of quantized inputs that are not applied."""
 
     kinds: tuple[str, ...] = ("scale-missing",)
 

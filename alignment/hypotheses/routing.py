@@ -48,14 +48,9 @@ class Gate:
     def __call__(self, module: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         """(logits [T, E], weights [T, k], indices [T, k]) as transformers' routers return them."""
         weight: torch.Tensor = module.weight  # type: ignore[assignment]
-        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), "inputs", "product", "all", "operator")
-        logits = self._rounded(
-            hidden @ self._rounded(weight, "inputs", "product", "all", "operator").t(),
-            "logits",
-            "product",
-            "all",
-            "operator",
-        )
+        operands, result = (("product", "all", "operator", place) for place in ("inputs", "logits"))
+        hidden = self._rounded(hidden_states.reshape(-1, weight.shape[1]).to(weight.dtype), *operands)
+        logits = self._rounded(hidden @ self._rounded(weight, *operands).t(), *result)
         scores = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(dim=-1)
         scores = self._rounded(scores, "scores", "all")
         bias = module._buffers.get(BIAS, module._parameters.get(BIAS))

@@ -7,6 +7,8 @@ from benchmarks.ascend_faults.norms_and_activations import FIRST, NEXT, QWEN3, V
 
 ATTENTION = r"layers\.0\.self_attn$"
 PREFILL = 'scale=scaling,\n        input_layout="BNSD_BSND",'
+STATES = "states = _first(state, (batch, heads, key.shape[3], size), value)"
+OUTPUTS = "    outputs = torch.empty_like(values)\n    for token"
 
 FAULTS = (
     Fault(
@@ -200,9 +202,8 @@ FAULTS = (
         (
             kernel(
                 "delta_net",
-                "states = _first(state, (batch, heads, key.shape[3], size), value)\n    outputs = torch.empty_like(values)\n    for token",
-                "states = _first(state, (batch, heads, key.shape[3], size), value).transpose(2, 3).contiguous()\n"
-                "    outputs = torch.empty_like(values)\n    for token",
+                STATES + "\n" + OUTPUTS,
+                STATES + ".transpose(2, 3).contiguous()\n" + OUTPUTS,
             ),
         ),
         Found(r"layers\.\d\.linear_attn$", ("state-reset",)),

@@ -10,6 +10,9 @@ V3_W8A8 = Place("tiny-deepseek-v3", "w8a8")
 SECOND = r"^model\.layers\.1(\.|$)"
 GATE = r"layers\.\d\.mlp\.gate$"
 EXPERTS = r"layers\.\d\.mlp\.experts$"
+END_OF_STANDARD = (
+    ", counts, hidden.dtype)\n    return add_up(torch_npu, out, index, top_k_weights)\n\n\ndef experts_w8a16"
+)
 
 FAULTS = (
     Fault(
@@ -155,8 +158,8 @@ FAULTS = (
         (
             kernel(
                 "experts",
-                "down.transpose(1, 2), counts, hidden.dtype)\n    return add_up(torch_npu, out, index, top_k_weights)\n\n\ndef experts_w8a16",
-                "down, counts, hidden.dtype)\n    return add_up(torch_npu, out, index, top_k_weights)\n\n\ndef experts_w8a16",
+                "down.transpose(1, 2)" + END_OF_STANDARD,
+                "down" + END_OF_STANDARD,
             ),
         ),
         Refused(("npu_grouped_matmul", "weight")),

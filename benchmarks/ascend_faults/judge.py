@@ -22,7 +22,8 @@ CONFIDENT = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """`how`: "refused" or "linted" in `words`, "found" in `module` with `causes`, or "missed". `met`: as the fault expects."""
+    """`how`: "refused" or "linted" in `words`, "found" in `module` with `causes`, or "missed"; `met`: as the fault
+    expects."""
 
     fault: Fault
     how: str

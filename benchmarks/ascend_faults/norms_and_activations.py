@@ -134,9 +134,9 @@ FAULTS = (
             modeling(
                 "return self.rope(query, key, cos, sin)",
                 "size = cos.shape[-1]\n"
-                "        query, key = (\n"
-                "            torch.cat((t[..., :size:2], t[..., 1:size:2], t[..., size:]), dim=-1) for t in (query, key)\n"
-                "        )\n"
+                "        def halves(t):\n"
+                "            return torch.cat((t[..., :size:2], t[..., 1:size:2], t[..., size:]), dim=-1)\n"
+                "        query, key = halves(query), halves(key)\n"
                 "        return self.rope(query, key, cos, sin)",
             ),
         ),

@@ -12,7 +12,7 @@ Level = Literal["fault", "note"]
 class LintedFault:
     """`rule` is the lint's name, `module` where; `what` is `found` where `expected` belongs, and `remedy` what to do.
 
-    A "fault" contradicts the config or computes other numbers than were meant; a "note" costs accuracy, or may be meant.
+    A "fault" contradicts the config or computes other numbers than were meant; a "note" costs accuracy or may be meant.
     """
 
     rule: str

@@ -42,9 +42,10 @@ def unread(evidence: Evidence) -> Iterator[LintedFault]:
     for name in evidence.stored:
         if name in held:
             continue
-        rule, remedy = next(((r, m) for p, r, m in UNREAD if p.search(name)), ("unread", "no module has a place for it"))
+        known = [(f"unread-{kind}", words) for pattern, kind, words in UNREAD if pattern.search(name)]
+        rule, remedy = known[0] if known else ("unread", "no module has a place for it")
         owner, _, leaf = name.rpartition(".")
-        yield LintedFault(f"unread-{rule}" if rule != "unread" else rule, owner, leaf, "read", "read by nothing", remedy)
+        yield LintedFault(rule, owner, leaf, "read", "read by nothing", remedy)
 
 
 def dtypes(evidence: Evidence) -> Iterator[LintedFault]:

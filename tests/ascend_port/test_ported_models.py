@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import porter
-from porter.chips.catalogue import load_catalogue
 from porter.emulation import emulating
 from porter.errors import PorterError
 from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ
@@ -65,7 +64,7 @@ def test_the_exported_code_speaks_as_the_golden(ported: tuple[Path, porter.Golde
 
 def test_the_port_is_aligned_and_says_that_it_was_emulated(ported: tuple[Path, porter.Golden]) -> None:
     directory, golden = ported
-    with emulating(load_catalogue().get(CHIP)):
+    with emulating(CHIP):
         report = porter.align(golden, directory).to_json()
     assert report["verdict"] == "aligned", report["first_drift"]
     assert report["coverage"]["parameters"] == 1.0
@@ -73,8 +72,10 @@ def test_the_port_is_aligned_and_says_that_it_was_emulated(ported: tuple[Path, p
 
 
 def test_without_the_chip_it_is_refused_in_words(ported: tuple[Path, porter.Golden]) -> None:
-    with pytest.raises(PorterError, match="this machine has no torch_npu; run it there, or pass --emulate"):
+    with pytest.raises(PorterError, match=r"no torch_npu; run it there, or pass --emulate \(in Python: with porter"):
         porter.load(ported[0])
+    with pytest.raises(PorterError, match="no-such-chip"), emulating("no-such-chip"):
+        pass
 
 
 def test_no_file_of_the_export_imports_porter(ported: tuple[Path, porter.Golden]) -> None:
