@@ -7,10 +7,14 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.ascend_triton.frontend import Lowered
 from benchmarks.ascend_triton.hivm import OPTIONS, TARGETS
 from benchmarks.ascend_triton.tools import BISHENGIR, ToolError
+
+if TYPE_CHECKING:
+    # It imports triton, which the text of an IR does not need.
+    from benchmarks.ascend_triton.frontend import Lowered
 
 NEXT = "convert-hfusion-to-hivm"
 DUMP = ("--mlir-print-ir-module-scope", "--mlir-disable-threading", f"--mlir-print-ir-before={NEXT}")
@@ -38,15 +42,16 @@ def normalised(lowered: Lowered) -> Lowered:
     if "get_block_idx" in module:
         raise ToolError(f"{lowered.kernel} asks for its block by another way than its arguments")
     # One address more, of what cores synchronise by.
-    return replace(lowered, linalg=_with_negations(module), leading=1, passes=TO_UPSTREAM)
+    return replace(lowered, linalg=with_negations(module), leading=1, passes=TO_UPSTREAM)
 
 
-def _with_negations(module: str) -> str:
+def with_negations(module: str) -> str:
     """Negations of booleans spelled out: what ascendnpu-ir 1.2.0 makes of them for a CPU leaves them out."""
 
     def spelled(found: re.Match[str]) -> str:
         indent, result, operand, kind = found.groups()
-        one = f"{indent}{result}_one = arith.constant dense<true> : {kind}"
-        return f"{one}\n{indent}{result} = arith.xori {operand}, {result}_one : {kind}"
+        one = f"%one_{result.removeprefix('%')}"
+        constant = f"{indent}{one} = arith.constant dense<true> : {kind}"
+        return f"{constant}\n{indent}{result} = arith.xori {operand}, {one} : {kind}"
 
     return NOT.sub(spelled, module)

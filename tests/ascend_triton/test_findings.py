@@ -14,6 +14,7 @@ from benchmarks.ascend_triton.guarded import MARGIN, GuardedPlan, WroteOutside
 from benchmarks.ascend_triton.hivm import TARGETS, Compiled, read_plan
 from benchmarks.ascend_triton.model_sizes import TOO_LARGE, launches, too_large
 from benchmarks.ascend_triton.mutations import MUTATIONS
+from benchmarks.ascend_triton.normalised import with_negations
 from benchmarks.ascend_triton.report import document, mark, sections
 from benchmarks.ascend_triton.results import Findings, Planned, Result, problems
 from benchmarks.ascend_triton.tools import ToolError
@@ -49,6 +50,19 @@ def test_the_plan_is_read() -> None:
 def test_a_plan_of_another_form_is_refused(old: str, new: str, told: str) -> None:
     with pytest.raises(ToolError, match=told):
         read_plan(MODULE.replace(old, new), "Ascend910B3", ())
+
+
+def test_negations_are_spelled_out() -> None:
+    vnot = "    %16 = hfusion.elemwise_unary {fun = #hfusion.unary_fn<vnot>} "
+    vnot += "ins(%15 : tensor<8x4xi1>) outs(%7 : tensor<8x4xi1>) -> tensor<8x4xi1>"
+    assert with_negations(f"a\n{vnot}\nb").splitlines() == [
+        "a",
+        "    %one_16 = arith.constant dense<true> : tensor<8x4xi1>",
+        "    %16 = arith.xori %15, %one_16 : tensor<8x4xi1>",
+        "b",
+    ]
+    other = vnot.replace("vnot", "exp")
+    assert with_negations(other) == other
 
 
 def guarded() -> GuardedPlan:
