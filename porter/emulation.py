@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from porter.chips.catalogue import Chip
+from porter.chips.catalogue import Chip, load_catalogue
 from porter.errors import PorterError
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 from porter.kernels.ascend.vendor import emulated_chip
 
 
 @contextmanager
-def emulating(chip: Chip) -> Iterator[None]:
-    """Inside, kernels of `chip` run on the CPU. Nothing happens for CPUs, on a machine that has the chip's own device,
-    and where an emulator of the chip is active already.
+def emulating(chip: Chip | str) -> Iterator[None]:
+    """Inside, kernels of `chip`, or of the chip of that name, run on the CPU. Nothing happens for CPUs, on a machine
+    that has the chip's own device, and where an emulator of the chip is active already.
 
-    Raises PorterError where another chip is emulated already.
+    Raises PorterError for an unknown name, and where another chip is emulated already.
     """
+    chip = load_catalogue().get(chip) if isinstance(chip, str) else chip
     active = emulated_chip()
     if active is not None and active != chip.name:
         raise PorterError(f"{active} is emulated in this process already; {chip.name} needs another process")
@@ -43,7 +44,8 @@ def device_to_run_on(chip: Chip, directory: Path) -> str:
         return chip.device
     raise PorterError(
         f"{directory}: is a port to {chip.name}, and this machine has no {chip.extension or chip.device}; run it "
-        "there, or pass --emulate to run its operators on the CPU by the vendor's documents"
+        "there, or pass --emulate (in Python: with porter.emulation.emulating) to run its operators on the CPU by the "
+        "vendor's documents"
     )
 
 
