@@ -16,9 +16,7 @@ from porter.kernels.ascend.attention_masks import (
     whole_cache,
     without_keys,
 )
-
-UNLIMITED = 2147483647
-"""No limit on the keys before or after a query."""
+from porter.kernels.ascend.catalogue.attention_layouts import UNLIMITED
 
 
 @dataclass(frozen=True)

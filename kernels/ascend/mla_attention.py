@@ -12,10 +12,8 @@ from porter.kernels.ascend.attention import attend
 from porter.kernels.ascend.attention_calls import Attention, causal, fusion
 from porter.kernels.ascend.attention_masks import whole_cache
 from porter.kernels.ascend.attention_packed import packed, rows
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.dry_run import Kernel
-
-LATENT, ROPE = 512, 64
-"""The one kv_lora_rank and rope size whose latents the operator attends over without concatenation."""
 
 EXPANDED = (128, 64, 128)
 """The one key, rope and value size whose expanded keys the operator takes beside rope."""

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from porter.kernels.ascend.attention_masks import whole_cache
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 
-INDEX_DIM, LATENT_DIM, ROPE_DIM = 128, 512, 64
-"""The sizes that the vendor's operators are made for, DeepSeek-V3.2's. Smaller ones are filled up with zeros, which
-add nothing to a dot product; at these sizes nothing is copied."""
+INDEX_DIM = 128
+"""With LATENT and ROPE the sizes that the vendor's operators are made for, DeepSeek-V3.2's. Smaller ones are filled up
+with zeros, which add nothing to a dot product; at these sizes nothing is copied."""
 
 
 def indexer(
@@ -70,16 +71,16 @@ def sparse_mla_attention(
     by_head = query_nope.transpose(0, 1).reshape(heads, -1, nope)
     absorbed = torch.bmm(by_head, per_head[:, :nope]).transpose(0, 1).reshape(batch, queries, heads, rank)
     (latent, key_rope), held = _cached(latent, key_rope)
-    latents = _filled(latent.transpose(1, 2), LATENT_DIM)
+    latents = _filled(latent.transpose(1, 2), LATENT)
     attended: torch.Tensor = torch_npu.npu_sparse_flash_attention(
-        _filled(absorbed, LATENT_DIM, width).contiguous(),
+        _filled(absorbed, LATENT, width).contiguous(),
         latents,
         latents,
         _visible_first(indices, queries, keys).unsqueeze(2),
         scaling,
         actual_seq_lengths_kv=held,
-        query_rope=_filled(query_rope.transpose(1, 2), ROPE_DIM, width).contiguous(),
-        key_rope=_filled(key_rope.transpose(1, 2), ROPE_DIM),
+        query_rope=_filled(query_rope.transpose(1, 2), ROPE, width).contiguous(),
+        key_rope=_filled(key_rope.transpose(1, 2), ROPE),
         sparse_block_size=1,
         layout_query="BSND",
         layout_kv="BSND",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ import torch
 from porter.kernels.ascend.catalogue.attention_fusion_lengths import LENGTH_TENSORS, LENGTHS, PREFIX_SUMS, VALUES
 from porter.kernels.ascend.catalogue.attention_layouts import (
     COMPRESSED,
+    UNLIMITED,
     Geometry,
     Names,
     arranged,
     geometry,
 )
-from porter.kernels.ascend.catalogue.attention_rules import Holds, on
+from porter.kernels.ascend.catalogue.attention_rules import on
 from porter.kernels.ascend.catalogue.attention_schemas import FUSION, FUSION_THIRD
 from porter.kernels.ascend.catalogue.rules import absent, dtypes, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
@@ -79,15 +81,14 @@ def _bias(call: Call, sizes: Geometry) -> bool:
     return b in (1, sizes.batch) and n == sizes.heads and q in (1, sizes.queries) and k == sizes.keys
 
 
-def _says_nothing_unheard(call: Call) -> bool:
+def _limits_have_a_mask(call: Call) -> bool:
     if call["atten_mask"] is not None:
         return True
     limits = (call["pre_tockens"], call["next_tockens"])
-    return call["sparse_mode"] == 0 and limits == (2147483647, 2147483647)
+    return call["sparse_mode"] == 0 and limits == (UNLIMITED, UNLIMITED)
 
 
-def _sized(says: str, holds: Holds, *shown: str) -> Rule:
-    return on(NAMES, says, holds, *shown)
+_sized = partial(on, NAMES)
 
 
 def _size_rules() -> tuple[Rule, ...]:
@@ -124,7 +125,7 @@ def _mask_rules() -> tuple[Rule, ...]:
         one_of("inner_precise", 0, 1, 2),
         that(
             "an atten_mask with sparse_mode, pre_tockens and next_tockens: without one they have no effect",
-            _says_nothing_unheard,
+            _limits_have_a_mask,
             "atten_mask",
             "sparse_mode",
             "pre_tockens",

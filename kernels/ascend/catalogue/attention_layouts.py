@@ -15,6 +15,10 @@ INPUT_RANK = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3}
 PACKED = ("TND", "NTD")
 COMPRESSED = 2048
 """The side of the one mask that stands for every causal one."""
+UNLIMITED = 2147483647
+"""No limit on the keys before or after a query."""
+LATENT, ROPE = 512, 64
+"""The one kv_lora_rank and rope size whose latents the vendor's operators take."""
 
 
 def heads_first(tensor: torch.Tensor, layout: str, heads: int) -> torch.Tensor:

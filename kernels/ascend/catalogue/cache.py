@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, not_empty, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, Call, Rule, VendorOp
 
 BLOCK = 32
 """Bytes of the vendor's smallest unit of memory: 16 values of 16 bits, 32 of 8."""
-LATENT, ROTARY = 512, 64
-"""The only sizes of npu_kv_rmsnorm_rope_cache: what is normalised, what is turned."""
 PAGED = ("PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
 
 
@@ -30,15 +29,15 @@ def unique_slots(slots: torch.Tensor, count: int, lowest: int) -> bool:
 
 def _kv_shapes(call: Call) -> bool:
     batch, heads, length, hidden = call["kv"].shape if call["kv"].dim() == 4 else (0, 0, 0, 0)
-    angles = (batch, 1, length, ROTARY)
-    fits = heads == 1 and hidden == LATENT + ROTARY and tuple(call["gamma"].shape) == (LATENT,)
+    angles = (batch, 1, length, ROPE)
+    fits = heads == 1 and hidden == LATENT + ROPE and tuple(call["gamma"].shape) == (LATENT,)
     return fits and tuple(call["cos"].shape) == tuple(call["sin"].shape) == angles
 
 
 def _kv_caches(call: Call) -> bool:
     batch, _, length, _ = call["kv"].shape
     k_cache, ckv_cache, index = (tuple(call[name].shape) for name in ("k_cache", "ckv_cache", "index"))
-    if len(k_cache) != 4 or k_cache[:3] != ckv_cache[:3] or (k_cache[3], ckv_cache[3]) != (ROTARY, LATENT):
+    if len(k_cache) != 4 or k_cache[:3] != ckv_cache[:3] or (k_cache[3], ckv_cache[3]) != (ROPE, LATENT):
         return False
     if call["cache_mode"] == "Norm":
         return k_cache[:2] == (batch, 1) and k_cache[2] >= length and index == (batch, length)
@@ -61,7 +60,7 @@ def _kv_quantized(call: Call) -> bool:
         return False
     sizes = [(scale.dtype, tuple(scale.shape)) for scale in scales]
     return all(cache.dtype == torch.int8 for cache in caches) and sizes == [
-        (torch.float32, (ROTARY,)),
+        (torch.float32, (ROPE,)),
         (torch.float32, (LATENT,)),
     ]
 
@@ -78,7 +77,7 @@ def _kv_slots(call: Call) -> bool:
 
 def _kv_outputs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     shape = call["kv"].shape[:3]
-    return call["kv"].new_empty((*shape, ROTARY)), call["kv"].new_empty((*shape, LATENT))
+    return call["kv"].new_empty((*shape, ROPE)), call["kv"].new_empty((*shape, LATENT))
 
 
 KV_ARGUMENTS = (
@@ -89,7 +88,7 @@ KV_RULES = (
     dtypes("kv gamma cos sin", "f16/f16/f16/f16 bf16/bf16/bf16/bf16"),
     dtypes("index", "i64"),
     that(
-        f"kv [B, 1, S, {LATENT + ROTARY}], gamma [{LATENT}], cos and sin [B, 1, S, {ROTARY}]",
+        f"kv [B, 1, S, {LATENT + ROPE}], gamma [{LATENT}], cos and sin [B, 1, S, {ROPE}]",
         _kv_shapes,
         "kv",
         "gamma",
@@ -109,7 +108,7 @@ KV_RULES = (
         "cache_mode",
     ),
     that(
-        f"caches [B, 1, length, D] and index [B, S] for Norm; else [blocks, block_size, 1, D], D {ROTARY} or {LATENT}, "
+        f"caches [B, 1, length, D] and index [B, S] for Norm; else [blocks, block_size, 1, D], D {ROPE} or {LATENT}, "
         "32 bytes dividing block_size values, enough blocks, and index [B S], or [B ceil(S / block_size)] for PA_BLK",
         _kv_caches,
         "kv",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from porter.kernels.ascend.catalogue.cache import unique_slots
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, that
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, POWERS_OF_TWO, Call, Rule, VendorOp
 
@@ -99,9 +100,8 @@ def _prolog_rules(hidden: tuple[int, ...], ranks: tuple[int, ...], nope: tuple[i
 
 
 def _slots_exist(call: Call) -> bool:
-    index, cache = call["cache_index"], call["kv_cache"]
-    slots = cache.shape[0] * cache.shape[1]
-    return bool(((index >= 0) & (index < slots)).all()) and index.unique().numel() == index.numel()
+    blocks, block_size = call["kv_cache"].shape[:2]
+    return unique_slots(call["cache_index"], blocks * block_size, 0)
 
 
 SLOTS = that("slots of cache_index in the cache, each once", _slots_exist, "cache_index", "kv_cache")

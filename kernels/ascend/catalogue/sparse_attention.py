@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.catalogue.rules import contiguous, dtypes, given, one_of, size, that
 from porter.kernels.ascend.catalogue.sparse_attention_layout import (
     contiguous_keys,
@@ -138,15 +139,15 @@ OPS = (
             ),
             contiguous("query", "query_rope", "sparse_indices"),
             *contiguous_keys(("key", "value", "key_rope"), "kv"),
-            size("query", -1, "of 512", lambda n: n == 512),
-            size("query_rope", -1, "of 64", lambda n: n == 64),
+            size("query", -1, f"of {LATENT}", lambda n: n == LATENT),
+            size("query_rope", -1, f"of {ROPE}", lambda n: n == ROPE),
             _same_but_last("query_rope"),
             that(
-                "key and value of 512 dimensions and key_rope of 64, alike before them",
+                f"key and value of {LATENT} dimensions and key_rope of {ROPE}, alike before them",
                 lambda c: (
                     c["key"].shape == c["value"].shape
-                    and c["key"].shape[-1] == 512
-                    and c["key_rope"].shape == (*c["key"].shape[:-1], 64)
+                    and c["key"].shape[-1] == LATENT
+                    and c["key_rope"].shape == (*c["key"].shape[:-1], ROPE)
                 ),
                 "key",
                 "value",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.catalogue.rules import absent, contiguous, dtypes, one_of, size, that
 from porter.kernels.ascend.catalogue.sparse_attention import SELECTED, VISIBLE_FIRST, selected_shape
 from porter.kernels.ascend.catalogue.sparse_attention_layout import (
@@ -16,7 +17,7 @@ from porter.kernels.ascend.catalogue.sparse_attention_layout import (
 )
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, PAGES, POWERS_OF_TWO, Call, VendorOp
 
-LATENT, ROPE, TILE = 512, 64, 128
+TILE = 128
 PACKED = LATENT + 2 * ROPE + 4 * LATENT // TILE
 """Bytes of a key: the latent in int8, the rotated part in 16 bits, a float32 scale for each tile of the latent."""
 

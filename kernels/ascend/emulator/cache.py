@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from porter.kernels.ascend.catalogue.cache import LATENT, ROTARY, values_in_block
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
+from porter.kernels.ascend.catalogue.cache import values_in_block
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.norm import normed
 from porter.kernels.ascend.emulator.quantization import to_int8
@@ -23,7 +24,7 @@ def npu_kv_rmsnorm_rope_cache(call: Call) -> tuple[torch.Tensor, torch.Tensor, t
 
 def npu_kv_rmsnorm_rope_cache_v2(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """(turned keys [B, 1, S, 64], normalised latents [B, 1, S, 512]), undefined unless is_output_kv."""
-    latent, rotary = call["kv"].float().split([LATENT, ROTARY], dim=-1)
+    latent, rotary = call["kv"].float().split([LATENT, ROPE], dim=-1)
     turned = turned_halves(halves_of_pairs(rotary), call["cos"].float(), call["sin"].float())
     latent, _ = normed(latent, call["gamma"].float(), call["epsilon"])
     for states, cache, scale in (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from porter.kernels.ascend.catalogue.attention_layouts import LATENT, ROPE
 from porter.kernels.ascend.catalogue.sparse_attention import selected_shape
 from porter.kernels.ascend.catalogue.sparse_attention_layout import gathered, spans
-from porter.kernels.ascend.catalogue.sparse_attention_quant import LATENT, ROPE, TILE
+from porter.kernels.ascend.catalogue.sparse_attention_quant import TILE
 from porter.kernels.ascend.catalogue.vendor_op import Call
 from porter.kernels.ascend.emulator.sparse_attention import NOTHING, selected_tokens, shifted_softmax
 

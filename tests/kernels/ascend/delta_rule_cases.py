@@ -7,12 +7,6 @@ from typing import Any
 import torch
 
 
-def npu() -> Any:
-    import torch_npu  # type: ignore[import-not-found]
-
-    return torch_npu
-
-
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 

@@ -10,12 +10,6 @@ DTYPES = (torch.bfloat16, torch.float16)
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-def npu() -> Any:
-    import torch_npu  # type: ignore[import-not-found]
-
-    return torch_npu
-
-
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,12 @@ import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, I310P, VendorRefusal
 from porter.kernels.ascend.dry_run import DryVendor
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.contract import UNIT_ROUNDOFF, row_error
 
 F16, BF16, F32, I8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
 BATCH, LENGTH = 2, 5
 EPSILON = 1e-6
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:

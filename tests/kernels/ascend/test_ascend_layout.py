@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, CHIPS, FRACTAL_NZ, VendorRefusal
 from porter.kernels.ascend.dry_run import DryVendor
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.ascend.layout import lay_out, matmul_weights, misplaced, worth_laying_out
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.dispatch import OpCall
@@ -20,12 +19,6 @@ from porter.models.linear import Int8Linear, Linear
 
 BF16, I8 = torch.bfloat16, torch.int8
 PLAIN = 2
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 class Norm(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,17 +10,11 @@ import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A5, FRACTAL_NZ, I310P, VendorRefusal
 from porter.kernels.ascend.dry_run import DryVendor
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.contract import UNIT_ROUNDOFF, row_error
 
 F16, BF16, F32, I8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
 SLOTS = torch.tensor([40, 3, 0, 17, 33])
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.contract import UNIT_ROUNDOFF, row_error
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, Call
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.registry import default_registry
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attention_formulas import LIMIT, attention64, close, normal, seen_by
 
-from porter.kernels.ascend.emulator.stand_in import emulated_npu
-
 COMPRESSED = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 SCALE = 0.2
-
-
-@pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu():
-        import torch_npu
-
-        yield torch_npu
 
 
 def _call(npu: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **extra: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,6 @@ from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 COMPRESSED = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 SCALE = 0.2
-
-
-@pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu():
-        import torch_npu
-
-        yield torch_npu
 
 
 def _states(*, batch: int = 2, queries: int = 5, keys: int = 7, sizes: tuple[int, int] = (24, 24), **kind: Any) -> Any:

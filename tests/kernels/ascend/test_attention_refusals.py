@@ -3,7 +3,6 @@ refuse them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 COMPRESSED = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 MANY, ONE = (1, 4, 5, 16), (1, 4, 1, 16)
-
-
-@pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu():
-        import torch_npu
-
-        yield torch_npu
 
 
 def _arguments(of: tuple[int, ...] = MANY, over: tuple[int, ...] = (1, 2, 9, 16), **extra: Any) -> dict[str, Any]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from delta_rule_cases import decode, lengths, npu, uniform, whole
+from delta_rule_cases import decode, lengths, uniform, whole
 
-from porter.kernels.ascend.catalogue.vendor_op import A2
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
+from porter.kernels.ascend.emulator.stand_in import Emulator
+from porter.kernels.ascend.vendor import load_torch_npu
 
 
 def step(call: dict[str, Any], token: int, head: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +32,7 @@ SIZES = (((5,), 1, 1, 1, 1), ((3, 1, 7), 2, 4, 16, 24), ((2, 5), 1, 3, 31, 13), 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_whole_sequences_follow_the_formula(emulator: Emulator, sizes: Any) -> None:
     call = whole(*sizes)
-    output, final = npu().npu_chunk_gated_delta_rule(**call)
+    output, final = load_torch_npu().npu_chunk_gated_delta_rule(**call)
     assert (output.dtype, final.dtype) == (torch.bfloat16, torch.bfloat16)
     start = 0
     for sequence, count in enumerate(sizes[0]):
@@ -63,7 +56,7 @@ def test_decode_reads_the_accepted_block_and_writes_one_block_a_token(
         extra["gk"] = -uniform(8, 4, 16, seed=5)
     call = decode(counts, 2, 4, 16, 24, **extra)
     before = call["state"].clone()
-    output = npu().npu_recurrent_gated_delta_rule(**call)
+    output = load_torch_npu().npu_recurrent_gated_delta_rule(**call)
     start = 0
     for sequence, count in enumerate(counts):
         first = start + (accepted[sequence] - 1 if accepted else 0)
@@ -80,6 +73,6 @@ def test_decode_reads_the_accepted_block_and_writes_one_block_a_token(
 
 def test_decode_has_no_bound_on_what_is_forgotten(emulator: Emulator) -> None:
     call = decode((2,), 1, 2, 16, 16, g=torch.full((2, 2), -40.0))
-    output = npu().npu_recurrent_gated_delta_rule(**call)
+    output = load_torch_npu().npu_recurrent_gated_delta_rule(**call)
     _, wanted = step(call, 1, 0, torch.zeros(16, 16, dtype=torch.float64))
     assert (output[1, 0].double() - wanted).norm() <= 2.0**-7 * wanted.norm()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from delta_rule_cases import lengths, normal, npu
+from delta_rule_cases import lengths, normal
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A5, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.vendor import load_torch_npu
 
 COUNTS = (5, 1, 3)
 STARTS = lengths(0, 5, 6, 9)
@@ -44,7 +45,7 @@ def test_convolution_continues_each_sequence(
     if accepted:
         arguments["num_accepted_tokens"] = lengths(*accepted)
     before = arguments["conv_states"].clone()
-    output = npu().npu_fused_causal_conv1d(**arguments)
+    output = load_torch_npu().npu_fused_causal_conv1d(**arguments)
     for i, count in enumerate(COUNTS):
         line, start = int(arguments["cache_indices"][i]), int(STARTS[i])
         shown = 4 if accepted is None else accepted[i] + 1
@@ -61,7 +62,7 @@ def test_convolution_continues_each_sequence(
 
 def test_sequence_without_a_line_is_left_out(emulator: Emulator) -> None:
     arguments = call(cache_indices=lengths(4, -1, 2))
-    output = npu().npu_fused_causal_conv1d(**arguments)
+    output = load_torch_npu().npu_fused_causal_conv1d(**arguments)
     assert output[5].isnan().all()
     assert output[:5].isfinite().all()
 
@@ -89,5 +90,5 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "changed", "words"), REFUSALS, ids=[r[2] for r in REFUSALS])
 def test_convolution_refuses(chip: str, changed: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_fused_causal_conv1d(**call(**changed))
+        load_torch_npu().npu_fused_causal_conv1d(**call(**changed))
     assert words in str(refused.value)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from delta_rule_cases import lengths, normal, npu, uniform
+from delta_rule_cases import lengths, normal, uniform
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, Call
 from porter.kernels.ascend.delta_net import CHUNK, _inverse
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.ascend.provider import AscendProvider
+from porter.kernels.ascend.vendor import load_torch_npu
 from porter.kernels.registry import default_registry
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
 
 OP = default_registry().op("gated_delta_rule", "chunked")
 
@@ -74,7 +66,7 @@ def test_vendors_operator_rounds_the_state_far_beyond_the_ops_bound(emulator: Em
     arguments = real(8, 1.0, heads=4)
     query, key, value, decay, beta, state = arguments
     rows = (torch.nn.functional.normalize(x.float(), dim=-1).bfloat16()[0] for x in (query, key))
-    output, final = npu().npu_chunk_gated_delta_rule(
+    output, final = load_torch_npu().npu_chunk_gated_delta_rule(
         *rows,
         value[0],
         beta=beta[0].bfloat16(),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from delta_rule_cases import decode, lengths, normal, npu, uniform, unit, whole
+from delta_rule_cases import decode, lengths, normal, uniform, unit, whole
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
+from porter.kernels.ascend.vendor import load_torch_npu
 
 
 def changed(maker: Any, name: str, change: Any) -> dict[str, Any]:
@@ -65,14 +59,14 @@ WHOLE_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "change", "words"), WHOLE_REFUSALS, ids=[r[2] for r in WHOLE_REFUSALS])
 def test_whole_sequences_are_refused(chip: str, change: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_chunk_gated_delta_rule(**whole((3, 2), 2, 4, 16, 24, **change))
+        load_torch_npu().npu_chunk_gated_delta_rule(**whole((3, 2), 2, 4, 16, 24, **change))
     assert words in str(refused.value)
 
 
 def test_states_are_in_float32_on_the_950_alone() -> None:
     with emulated_npu(A5):
         state = normal(2, 4, 24, 16)
-        _, final = npu().npu_chunk_gated_delta_rule(**whole((3, 2), 2, 4, 16, 24, initial_state=state))
+        _, final = load_torch_npu().npu_chunk_gated_delta_rule(**whole((3, 2), 2, 4, 16, 24, initial_state=state))
     assert final.dtype == torch.float32
 
 
@@ -98,11 +92,11 @@ DECODE_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "change", "words"), DECODE_REFUSALS, ids=[r[2] for r in DECODE_REFUSALS])
 def test_decode_is_refused(chip: str, change: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_recurrent_gated_delta_rule(**decode((3, 2), 2, 4, 16, 24, **change))
+        load_torch_npu().npu_recurrent_gated_delta_rule(**decode((3, 2), 2, 4, 16, 24, **change))
     assert words in str(refused.value)
 
 
 def test_decode_of_more_than_eight_tokens_is_refused(emulator: Emulator) -> None:
     with pytest.raises(VendorRefusal, match="1 to 8 each"):
-        npu().npu_recurrent_gated_delta_rule(**decode((9,), 1, 1, 8, 8))
-    npu().npu_recurrent_gated_delta_rule(**decode((8,), 1, 1, 8, 8))
+        load_torch_npu().npu_recurrent_gated_delta_rule(**decode((9,), 1, 1, 8, 8))
+    load_torch_npu().npu_recurrent_gated_delta_rule(**decode((8,), 1, 1, 8, 8))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call, VendorRefusal
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.ascend.experts import (
     KERNELS,
     add_up,
@@ -20,6 +19,7 @@ from porter.kernels.ascend.experts import (
     sort_rows,
 )
 from porter.kernels.ascend.provider import AscendProvider
+from porter.kernels.ascend.vendor import load_torch_npu
 from porter.kernels.contract import row_error
 from porter.kernels.reference.experts_w4a8 import (
     make_scale_bias,
@@ -35,16 +35,7 @@ TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 6, 64, 256, 5, 2
 VARIANTS = [variant for _, variant in KERNELS]
 
 
-@pytest.fixture(autouse=True)
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-def npu() -> Any:
-    import torch_npu
-
-    return torch_npu
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def stacked(draw: torch.Generator, variant: str, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
@@ -135,7 +126,7 @@ def observed(emulator: Emulator) -> list[Call]:
 def test_stored_weights_are_read_in_place(emulator: Emulator) -> None:
     for variant, kernel in ((v, k) for (_, v), k in KERNELS.items()):
         calls, given = observed(emulator), arguments(variant)
-        kernel(npu(), *given)
+        kernel(load_torch_npu(), *given)
         lists = [value for call in calls for value in call.arguments.values() if isinstance(value, list)]
         passed = {t.data_ptr() for value in lists for t in value if isinstance(t, torch.Tensor)}
         tensors = [t for t in given[3:] if isinstance(t, torch.Tensor)]
@@ -144,11 +135,11 @@ def test_stored_weights_are_read_in_place(emulator: Emulator) -> None:
 
 def test_router_weights_stay_float32(emulator: Emulator) -> None:
     calls = observed(emulator)
-    experts_standard(npu(), *arguments("standard"))
+    experts_standard(load_torch_npu(), *arguments("standard"))
     assert calls[-1].op.name == "npu_moe_finalize_routing"
     assert (calls[-1]["expanded_permuted_rows"].dtype, calls[-1]["scales"].dtype) == (torch.bfloat16, torch.float32)
     rows, weights = torch.randn(4, 1, 8)[:, 0].half(), torch.tensor([[1 / 3, 2 / 3]] * 2)
-    got = add_up(npu(), rows, torch.arange(4, dtype=torch.int32), weights)
+    got = add_up(load_torch_npu(), rows, torch.arange(4, dtype=torch.int32), weights)
     exact = (rows.double().view(2, 2, 8) * weights.double()[..., None]).sum(dim=1)
     torch.testing.assert_close(got.double(), exact, rtol=2**-11, atol=1e-7)
 
@@ -159,9 +150,9 @@ def test_rows_know_their_experts() -> None:
 
 def test_a_wrong_scale_bias_is_a_wrong_result_here_and_in_the_reference() -> None:
     given = list(arguments("w4a8"))
-    right = experts_w4a8(npu(), *given).double()
+    right = experts_w4a8(load_torch_npu(), *given).double()
     given[5] = given[5] * 0
-    broken = experts_w4a8(npu(), *given)
+    broken = experts_w4a8(load_torch_npu(), *given)
     op = default_registry().op("experts", "w4a8")
     assert (broken.double() - right).norm() > 0.05 * right.norm()
     assert row_error(broken, op.oracle(*given)) <= op.tolerance.relative(torch.bfloat16, *given)
@@ -179,9 +170,9 @@ def test_packing_int4_and_scales() -> None:
 
 def test_planted_faults_are_refused_or_seen() -> None:
     hidden, index, weights, gate_up, _ = arguments("standard", ELSEWHERE)
-    rows, places, counts, _ = sort_rows(npu(), hidden, index, EXPERTS, quantize=False)
+    rows, places, counts, _ = sort_rows(load_torch_npu(), hidden, index, EXPERTS, quantize=False)
     with pytest.raises(VendorRefusal, match="group_list to cover the rows"):
-        npu().npu_grouped_matmul(
+        load_torch_npu().npu_grouped_matmul(
             [rows],
             [gate_up.transpose(1, 2)],
             group_list=counts,
@@ -191,12 +182,12 @@ def test_planted_faults_are_refused_or_seen() -> None:
             output_dtype=None,
         )
     with pytest.raises(VendorRefusal, match=r"x \[rows, K\] and weight \[experts, K, N\]"):
-        product(npu(), rows, gate_up, counts, torch.bfloat16)
-    made = product(npu(), rows, gate_up.transpose(1, 2), counts, torch.bfloat16)
+        product(load_torch_npu(), rows, gate_up, counts, torch.bfloat16)
+    made = product(load_torch_npu(), rows, gate_up.transpose(1, 2), counts, torch.bfloat16)
     assert made[int(counts.sum()) :].isnan().all()
     masked = torch.where(index < 0, 0.0, weights)
     lost = (made[places.long()].view(TOKENS, TOP_K, -1) * masked[..., None]).sum(dim=1)
     assert lost.isnan().any(), "a weight of 0 does not clear undefined rows"
-    assert add_up(npu(), made, places, weights).isfinite().all()
+    assert add_up(load_torch_npu(), made, places, weights).isfinite().all()
     with pytest.raises(VendorRefusal, match=r"expert_idx from -1 \(none\) to below expert_num"):
-        sort_rows(npu(), hidden, index + 2, EXPERTS, quantize=False)
+        sort_rows(load_torch_npu(), hidden, index + 2, EXPERTS, quantize=False)

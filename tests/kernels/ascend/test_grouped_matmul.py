@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, VendorRefusal
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 from porter.kernels.ascend.emulator.grouped_matmul import unpacked
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.vendor import load_torch_npu
 
 COUNTS = [3, 0, 1, 3]
 FIXED = {"split_item": 2, "group_type": 0, "group_list_type": 1}
 
 
-@pytest.fixture(autouse=True)
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-def npu() -> Any:
-    import torch_npu
-
-    return torch_npu
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -39,7 +29,7 @@ def whole(low: int, high: int, *shape: int, seed: int = 1, dtype: torch.dtype = 
 def grouped(x: torch.Tensor, weight: torch.Tensor, dtype: Any, counts: Any = COUNTS, **others: Any) -> Any:
     scalars = {n: others.pop(n) for n in list(others) if not isinstance(others[n], torch.Tensor)}
     lists = {name: [tensor] for name, tensor in others.items()}
-    return npu().npu_grouped_matmul(
+    return load_torch_npu().npu_grouped_matmul(
         [x], [weight], group_list=torch.tensor(counts), output_dtype=dtype, **{**FIXED, **scalars}, **lists
     )[0]
 
@@ -178,7 +168,7 @@ def test_shapes_are_refused_in_words() -> None:
     with pytest.raises(VendorRefusal, match="below 65536"):
         grouped(torch.zeros(7, 65536), torch.zeros(4, 65536, 1), torch.float32)
     with pytest.raises(VendorRefusal, match="one tensor in each of x, weight"):
-        npu().npu_grouped_matmul(
+        load_torch_npu().npu_grouped_matmul(
             [draw(7, 8)] * 2, [draw(4, 8, 5)], group_list=torch.tensor(COUNTS), output_dtype=None, **FIXED
         )
 
@@ -188,12 +178,12 @@ def test_no_default_is_taken(name: str) -> None:
     given = {**FIXED, "output_dtype": None}
     del given[name]
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
-        npu().npu_grouped_matmul([draw(7, 8)], [draw(4, 8, 5)], group_list=torch.tensor(COUNTS), **given)
+        load_torch_npu().npu_grouped_matmul([draw(7, 8)], [draw(4, 8, 5)], group_list=torch.tensor(COUNTS), **given)
 
 
 def test_weights_may_be_in_the_blocked_layout_and_activations_may_not() -> None:
     x, weight, counts = draw(16, 16, dtype=torch.bfloat16), draw(4, 16, 16, dtype=torch.bfloat16), [4] * 4
-    blocked = npu().npu_format_cast(weight, 29)
+    blocked = load_torch_npu().npu_format_cast(weight, 29)
     assert torch.equal(grouped(x, blocked, torch.bfloat16, counts), grouped(x, weight, torch.bfloat16, counts))
     with pytest.raises(VendorRefusal, match="x is in FRACTAL_NZ"):
-        grouped(npu().npu_format_cast(x, 29), weight, torch.bfloat16, counts)
+        grouped(load_torch_npu().npu_format_cast(x, 29), weight, torch.bfloat16, counts)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from porter.kernels.ascend.catalogue.formats import unfit_for_blocks
-from porter.kernels.ascend.catalogue.vendor_op import A2, VendorRefusal
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.ascend.vendor import load_torch_npu
 from porter.kernels.reference.experts_w4a8 import make_scale_bias, pack_int4, pack_scale
 
 COUNTS = [3, 0, 1, 3]
@@ -25,16 +24,7 @@ MODES = {
 TOTAL = {"output_bs": 4, "group_list_type": 1, "shared_input_weight": 1.0, "shared_input_offset": 0}
 
 
-@pytest.fixture(autouse=True)
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-def npu() -> Any:
-    import torch_npu
-
-    return torch_npu
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def generator() -> torch.Generator:
@@ -66,17 +56,17 @@ def test_swiglu_quant_of_int8_in_both_versions() -> None:
     product = torch.einsum("rk,rkn->rn", x.double(), weight.double()[ROWS])
     exact = gated(product * scale.double()[ROWS] * x_scale.double()[:, None])
     counts = torch.tensor(COUNTS)
-    blocked = npu().npu_format_cast(weight, 29)
-    second = npu().npu_grouped_matmul_swiglu_quant_v2(x, [blocked], [scale], x_scale, counts, **MODES)
-    first = npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts.cumsum(0), scale, x_scale)
+    blocked = load_torch_npu().npu_format_cast(weight, 29)
+    second = load_torch_npu().npu_grouped_matmul_swiglu_quant_v2(x, [blocked], [scale], x_scale, counts, **MODES)
+    first = load_torch_npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts.cumsum(0), scale, x_scale)
     assert_codes(*second, exact)
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     with pytest.raises(VendorRefusal, match="group_list to cover the rows"):
-        npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts, scale, x_scale)
+        load_torch_npu().npu_grouped_matmul_swiglu_quant(x, blocked, counts, scale, x_scale)
     with pytest.raises(VendorRefusal, match="weight is plain, which this operator reads as FRACTAL_NZ"):
-        npu().npu_grouped_matmul_swiglu_quant(x, weight, counts.cumsum(0), scale, x_scale)
+        load_torch_npu().npu_grouped_matmul_swiglu_quant(x, weight, counts.cumsum(0), scale, x_scale)
     with pytest.raises(VendorRefusal, match="weight is plain"):
-        npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, counts, **MODES)
+        load_torch_npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, counts, **MODES)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -92,7 +82,9 @@ def test_swiglu_quant_of_int4_needs_its_assist_matrix(groups: int) -> None:
     def call(**changed: Any) -> Any:
         arguments = {**MODES, "dequant_mode": int(groups > 1), "weight_assist_matrix": [assist], **changed}
         stored = [bits if groups > 1 else bits[:, 0]]
-        return npu().npu_grouped_matmul_swiglu_quant_v2(x, weight, stored, x_scale, torch.tensor(COUNTS), **arguments)
+        return load_torch_npu().npu_grouped_matmul_swiglu_quant_v2(
+            x, weight, stored, x_scale, torch.tensor(COUNTS), **arguments
+        )
 
     assert_codes(*call(), exact)
     wrong = call(weight_assist_matrix=[torch.zeros_like(assist)])
@@ -110,14 +102,16 @@ def test_swiglu_quant_takes_no_default(name: str) -> None:
     x, weight, scale, x_scale = inputs(32, 64)
     given = {n: v for n, v in MODES.items() if n != name}
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
-        npu().npu_grouped_matmul_swiglu_quant_v2(x, [weight], [scale], x_scale, torch.tensor(COUNTS), **given)
+        load_torch_npu().npu_grouped_matmul_swiglu_quant_v2(
+            x, [weight], [scale], x_scale, torch.tensor(COUNTS), **given
+        )
 
 
 def test_rows_of_no_expert_are_undefined() -> None:
     x, weight, scale, x_scale = inputs(32, 64)
     x[5:] = 0x7F
-    blocked = npu().npu_format_cast(weight, 29)
-    codes, code_scale = npu().npu_grouped_matmul_swiglu_quant_v2(
+    blocked = load_torch_npu().npu_format_cast(weight, 29)
+    codes, code_scale = load_torch_npu().npu_grouped_matmul_swiglu_quant_v2(
         x, [blocked], [scale], x_scale, torch.tensor([3, 0, 1, 1]), **MODES
     )
     assert (codes[5:] == 0x7F).all() and code_scale[5:].isnan().all()
@@ -128,8 +122,8 @@ def finalize(inner: int = 32, outputs: int = 256, **changed: Any) -> tuple[torch
     x, weight, scale, x_scale = inputs(inner, outputs)
     logit, index = torch.rand(7, generator=generator()), torch.tensor([0, 3, 1, 0, 2, 3, 3])
     arguments = {**TOTAL, "scale": scale, "pertoken_scale": x_scale, "logit": logit, "row_index": index, **changed}
-    blocked = weight if unfit_for_blocks(weight) else npu().npu_format_cast(weight, 29)
-    got = npu().npu_grouped_matmul_finalize_routing(x, blocked, torch.tensor(COUNTS), **arguments)
+    blocked = weight if unfit_for_blocks(weight) else load_torch_npu().npu_format_cast(weight, 29)
+    got = load_torch_npu().npu_grouped_matmul_finalize_routing(x, blocked, torch.tensor(COUNTS), **arguments)
     product = torch.einsum("rk,rkn->rn", x.double(), weight.double()[ROWS])
     product = product * scale.double()[ROWS] * (x_scale * logit).double()[:, None]
     return got, torch.zeros(arguments["output_bs"] or 7, outputs, dtype=torch.float64).index_add(0, index, product)
@@ -169,4 +163,4 @@ def test_finalize_routing_takes_no_default(name: str) -> None:
     x, weight, scale, _ = inputs(32, 256)
     given = {n: v for n, v in TOTAL.items() if n != name}
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
-        npu().npu_grouped_matmul_finalize_routing(x, weight, torch.tensor(COUNTS), scale=scale, **given)
+        load_torch_npu().npu_grouped_matmul_finalize_routing(x, weight, torch.tensor(COUNTS), scale=scale, **given)

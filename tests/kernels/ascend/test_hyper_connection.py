@@ -11,6 +11,7 @@ import torch
 from porter.kernels.ascend.catalogue.vendor_op import A2, A5, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.ascend.provider import AscendProvider
+from porter.kernels.ascend.vendor import load_torch_npu
 
 DTYPES = (torch.bfloat16, torch.float16)
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -20,12 +21,6 @@ UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 def emulator() -> Iterator[Emulator]:
     with emulated_npu(A5) as active:
         yield active
-
-
-def npu() -> Any:
-    import torch_npu  # type: ignore[import-not-found]
-
-    return torch_npu
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -51,7 +46,7 @@ def test_what_a_block_reads(
     emulator: Emulator, dtype: torch.dtype, tokens: tuple[int, ...], gamma: torch.Tensor | None
 ) -> None:
     call = read_call(dtype, tokens, gamma=gamma)
-    read, post, mixing, inverse, mix, pre = npu().npu_mhc_pre(**call, out_flag=1)
+    read, post, mixing, inverse, mix, pre = load_torch_npu().npu_mhc_pre(**call, out_flag=1)
     x = call["x"].double().flatten(-2)
     scaled = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     logits = (scaled if gamma is None else scaled * gamma.double().flatten()) @ call["phi"].double().T
@@ -71,7 +66,7 @@ def test_what_a_block_reads(
 @pytest.mark.parametrize("count", (4, 6, 8))
 def test_mixing_is_normalised_from_logits(emulator: Emulator, count: int, iterations: int) -> None:
     logits = normal(2, 3, count, count) * 3
-    weights, *beside = npu().npu_mhc_sinkhorn(logits, eps=1e-4, num_iters=iterations)
+    weights, *beside = load_torch_npu().npu_mhc_sinkhorn(logits, eps=1e-4, num_iters=iterations)
     wanted = logits.double().softmax(-1) + 1e-4
     for turn in range(2 * iterations - 1):
         wanted = wanted / (wanted.sum(-2 if turn % 2 == 0 else -1, keepdim=True) + 1e-4)
@@ -84,7 +79,7 @@ def test_mixing_is_normalised_from_logits(emulator: Emulator, count: int, iterat
 def test_what_a_block_writes(emulator: Emulator, dtype: torch.dtype, mixed: bool) -> None:
     x, output, post = normal(3, 4, 17, dtype=dtype), normal(3, 17, dtype=dtype), normal(3, 4)
     mixing = normal(3, 4, 4).softmax(-1) if mixed else None
-    written = npu().npu_mhc_post(x, mixing, output, post)
+    written = load_torch_npu().npu_mhc_post(x, mixing, output, post)
     for token in range(3):
         for stream in range(4):
             wanted = float(post[token, stream]) * output[token].double()
@@ -120,7 +115,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("name", "chip", "call", "words"), REFUSALS, ids=[f"{r[0]} {r[3]}" for r in REFUSALS])
 def test_refuses(name: str, chip: str, call: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        getattr(npu(), name)(**call)
+        getattr(load_torch_npu(), name)(**call)
     assert words in str(refused.value)
 
 

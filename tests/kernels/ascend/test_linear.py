@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.emulator.stand_in import Emulator
 from porter.kernels.ascend.linear import linear_w8a8, linear_w8a8_static, linear_w8a16
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.reference.draw import Draw
@@ -17,12 +16,6 @@ from porter.kernels.reference.linear_static import offset_correction
 from porter.kernels.registry import default_registry
 
 BF16, F16 = torch.bfloat16, torch.float16
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def int8_arguments(dtype: torch.dtype = BF16, rows: int = 5) -> tuple[torch.Tensor, ...]:

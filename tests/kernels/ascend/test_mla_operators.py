@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,8 @@ import torch
 from attention_formulas import close, normal
 
 from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ, VendorRefusal
-from porter.kernels.ascend.emulator.stand_in import emulated_npu
 
 HEADS, TOKENS = 2, 3
-
-
-@pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu():
-        import torch_npu
-
-        yield torch_npu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

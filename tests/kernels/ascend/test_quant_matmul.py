@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, FRACTAL_NZ, I310P, VendorRefusal
+from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 
 F16, BF16, F32, I8, I32, I64 = torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-@pytest.fixture
-def npu(emulator: Emulator) -> Any:
-    import torch_npu
-
-    return torch_npu
 
 
 def codes(*shape: int, seed: int = 5) -> torch.Tensor:

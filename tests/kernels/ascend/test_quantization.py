@@ -16,14 +16,6 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 @pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu(A2):
-        import torch_npu
-
-        yield torch_npu
-
-
-@pytest.fixture
 def old_npu() -> Iterator[Any]:
     with emulated_npu(I310P):
         import torch_npu

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, VendorRefusal
-from porter.kernels.ascend.emulator.stand_in import emulated_npu
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
 
 F16, BF16 = torch.float16, torch.bfloat16
-
-
-@pytest.fixture
-def npu() -> Iterator[Any]:
-    with emulated_npu(A2):
-        import torch_npu
-
-        yield torch_npu
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 3) -> torch.Tensor:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, A5, I310P, VendorRefusal
+from porter.kernels.ascend.catalogue.vendor_op import A5, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.ascend.router import router_grouped_sigmoid, router_softmax
+from porter.kernels.ascend.vendor import load_torch_npu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GATING = {
@@ -26,24 +26,12 @@ GATING = {
 }
 
 
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-def npu() -> Any:
-    import torch_npu
-
-    return torch_npu
-
-
 def logits(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def gating(x: torch.Tensor, k: int, **changed: Any) -> Any:
-    return npu().npu_moe_gating_top_k(x, k, **{**GATING, **changed})
+    return load_torch_npu().npu_moe_gating_top_k(x, k, **{**GATING, **changed})
 
 
 SCORES = {
@@ -145,7 +133,7 @@ def test_gating_refuses_shapes_in_words(x: torch.Tensor, k: int, words: str) -> 
 @pytest.mark.usefixtures("emulator")
 def test_gating_takes_no_default(name: str) -> None:
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
-        npu().npu_moe_gating_top_k(logits(3, 8), 2, **{n: v for n, v in GATING.items() if n != name})
+        load_torch_npu().npu_moe_gating_top_k(logits(3, 8), 2, **{n: v for n, v in GATING.items() if n != name})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,9 +141,9 @@ def test_gating_takes_no_default(name: str) -> None:
 def test_softmax_gating_does_not_divide_by_the_sum_and_its_second_version_may(dtype: torch.dtype) -> None:
     x = logits(5, 9, dtype=dtype)
     exact = SCORES[0](x.double())
-    weights, index, rows = npu().npu_moe_gating_top_k_softmax(x, None, k=3)
-    plain, again, scores = npu().npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=0, output_softmax=True)
-    divided, same, nothing = npu().npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=1, output_softmax=False)
+    weights, index, rows = load_torch_npu().npu_moe_gating_top_k_softmax(x, None, k=3)
+    plain, again, scores = load_torch_npu().npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=0, output_softmax=True)
+    divided, same, nothing = load_torch_npu().npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=1, output_softmax=False)
     picked = exact.gather(1, index.long())
     bound = 2 * torch.finfo(dtype).eps + 2e-6
     torch.testing.assert_close(weights.double(), picked, rtol=bound, atol=0.0)
@@ -169,21 +157,21 @@ def test_softmax_gating_does_not_divide_by_the_sum_and_its_second_version_may(dt
 @pytest.mark.usefixtures("emulator")
 def test_softmax_gating_refuses_in_words() -> None:
     with pytest.raises(VendorRefusal, match="k is left out; its default 1"):
-        npu().npu_moe_gating_top_k_softmax(logits(3, 8))
+        load_torch_npu().npu_moe_gating_top_k_softmax(logits(3, 8))
     with pytest.raises(VendorRefusal, match="k from 1 to the experts and to 1024"):
-        npu().npu_moe_gating_top_k_softmax(logits(3, 8), None, k=9)
+        load_torch_npu().npu_moe_gating_top_k_softmax(logits(3, 8), None, k=9)
     with pytest.raises(VendorRefusal, match="no finished, which is not modelled"):
-        npu().npu_moe_gating_top_k_softmax(logits(3, 8), torch.zeros(3, dtype=torch.bool), k=2)
+        load_torch_npu().npu_moe_gating_top_k_softmax(logits(3, 8), torch.zeros(3, dtype=torch.bool), k=2)
     with pytest.raises(VendorRefusal, match="output_softmax False where renorm is 1"):
-        npu().npu_moe_gating_top_k_softmax_v2(logits(3, 8), k=2, renorm=1, output_softmax=True)
+        load_torch_npu().npu_moe_gating_top_k_softmax_v2(logits(3, 8), k=2, renorm=1, output_softmax=True)
 
 
 def test_kernels_hand_the_operators_float32_logits_and_bias(emulator: Emulator) -> None:
     seen: list[Any] = []
     emulator.observers.append(lambda call, _: seen.append(call))
     hidden, weight, bias = (logits(*shape, dtype=torch.bfloat16) for shape in ((4, 16), (12, 16), (12,)))
-    router_grouped_sigmoid(npu(), hidden, weight, bias, 3, 2, 1, True, 2.5)
-    router_softmax(npu(), hidden, weight, 3, True)
+    router_grouped_sigmoid(load_torch_npu(), hidden, weight, bias, 3, 2, 1, True, 2.5)
+    router_softmax(load_torch_npu(), hidden, weight, 3, True)
     assert [(call["x"].dtype, call.op.name) for call in seen] == [
         (torch.float32, "npu_moe_gating_top_k"),
         (torch.float32, "npu_moe_gating_top_k_softmax"),
@@ -196,7 +184,7 @@ def test_bfloat16_logits_choose_other_experts_where_the_kernel_does_not() -> Non
     weight, hidden = logits(256, 64, seed=3), logits(64, 64, seed=4)
     bias = torch.linspace(0.0, 0.02, 256)
     exact = torch.topk((hidden.double() @ weight.double().T).sigmoid() + bias.double(), 8)[1].sort()[0]
-    mine = router_grouped_sigmoid(npu(), hidden, weight, bias, 8, 1, 1, True, 1.0)[2].sort()[0]
+    mine = router_grouped_sigmoid(load_torch_npu(), hidden, weight, bias, 8, 1, 1, True, 1.0)[2].sort()[0]
     narrow = (hidden @ weight.T).bfloat16()
     others = gating(narrow, 8, bias=bias.bfloat16())[1].long().sort()[0]
     assert torch.equal(mine, exact)
@@ -211,7 +199,7 @@ def test_what_the_chips_refuse() -> None:
     reason, _ = AscendProvider().calls("router", "grouped_softmax", I310P, (*arguments[:3], 1, 1, 1.0))
     assert reason is not None and "is not documented for ascend-310p" in reason
     with emulated_npu(I310P):
-        assert not npu().npu_moe_gating_top_k_softmax(logits(1024, 32).half(), None, k=2)[2].any()
+        assert not load_torch_npu().npu_moe_gating_top_k_softmax(logits(1024, 32).half(), None, k=2)[2].any()
         for rows, experts in ((1025, 32), (4, 24), (4, 272)):
             with pytest.raises(VendorRefusal, match=r"at most 1024|a multiple of 16 to 256"):
-                npu().npu_moe_gating_top_k_softmax(logits(rows, experts).half(), None, k=2)
+                load_torch_npu().npu_moe_gating_top_k_softmax(logits(rows, experts).half(), None, k=2)

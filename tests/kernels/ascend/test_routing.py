@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, VendorRefusal
-from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
+from porter.kernels.ascend.catalogue.vendor_op import VendorRefusal
+from porter.kernels.ascend.vendor import load_torch_npu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVE = {
@@ -27,16 +26,7 @@ SORTED = [1, 4, 2, 0, 3, 5]
 """Flat positions in IDS by expert, then token."""
 
 
-@pytest.fixture(autouse=True)
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
-
-
-def npu() -> Any:
-    import torch_npu
-
-    return torch_npu
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def tokens(dtype: torch.dtype = torch.float32, size: int = 5) -> torch.Tensor:
@@ -44,7 +34,7 @@ def tokens(dtype: torch.dtype = torch.float32, size: int = 5) -> torch.Tensor:
 
 
 def sort(x: torch.Tensor, ids: torch.Tensor = IDS, **changed: Any) -> Any:
-    return npu().npu_moe_init_routing_v2(x, ids, **{**ACTIVE, **changed})
+    return load_torch_npu().npu_moe_init_routing_v2(x, ids, **{**ACTIVE, **changed})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,7 +75,7 @@ def test_dynamic_quantization_is_symmetric_per_row(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ACTIVE)
 def test_sorting_takes_no_default(name: str) -> None:
     with pytest.raises(VendorRefusal, match=f"{name} is left out"):
-        npu().npu_moe_init_routing_v2(tokens(), IDS, **{n: v for n, v in ACTIVE.items() if n != name})
+        load_torch_npu().npu_moe_init_routing_v2(tokens(), IDS, **{n: v for n, v in ACTIVE.items() if n != name})
 
 
 @pytest.mark.parametrize(
@@ -116,7 +106,7 @@ def test_sorting_refuses_int64_experts_and_no_tokens() -> None:
 
 
 def finalize(rows: torch.Tensor, scales: torch.Tensor | None, index: torch.Tensor, mode: int) -> Any:
-    return npu().npu_moe_finalize_routing(rows, None, None, None, scales, index, None, drop_pad_mode=mode)
+    return load_torch_npu().npu_moe_finalize_routing(rows, None, None, None, scales, index, None, drop_pad_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -162,36 +152,36 @@ def test_adding_up_refuses_in_words(rows: torch.Tensor, scales: torch.Tensor, mo
 
 def test_adding_up_takes_no_default_layout() -> None:
     with pytest.raises(VendorRefusal, match="drop_pad_mode is left out; its default 0"):
-        npu().npu_moe_finalize_routing(
+        load_torch_npu().npu_moe_finalize_routing(
             torch.zeros(2, 4), None, None, None, torch.zeros(1, 2), torch.arange(2, dtype=torch.int32), None
         )
 
 
 def test_the_first_sorting_numbers_rows_column_by_column() -> None:
     x, row_idx = tokens(), torch.tensor([[0, 3], [1, 4], [2, 5]], dtype=torch.int32)
-    rows, index, experts = npu().npu_moe_init_routing(x, row_idx, IDS, 3)
+    rows, index, experts = load_torch_npu().npu_moe_init_routing(x, row_idx, IDS, 3)
     assert experts.tolist() == [0, 0, 1, 2, 2, 3]
     assert torch.equal(rows, x[[position // 2 for position in SORTED]])
     weights = torch.rand(3, 2, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(finalize(rows, weights, index, 0), x * weights.sum(dim=1, keepdim=True))
     with pytest.raises(VendorRefusal, match="row_idx to count the rows column by column"):
-        npu().npu_moe_init_routing(x, torch.arange(6, dtype=torch.int32).view(3, 2), IDS, 3)
+        load_torch_npu().npu_moe_init_routing(x, torch.arange(6, dtype=torch.int32).view(3, 2), IDS, 3)
 
 
 def test_permuting_and_back() -> None:
     x, weights = tokens(torch.bfloat16), torch.tensor([[0.5, 0.25]] * 3, dtype=torch.bfloat16)
-    rows, index = npu().npu_moe_token_permute(x, IDS.long())
+    rows, index = load_torch_npu().npu_moe_token_permute(x, IDS.long())
     assert torch.equal(rows, x[[position // 2 for position in SORTED]])
-    back = npu().npu_moe_token_unpermute(rows, index, probs=weights)
+    back = load_torch_npu().npu_moe_token_unpermute(rows, index, probs=weights)
     torch.testing.assert_close(back, x * 0.75, rtol=2**-7, atol=0.0)
-    assert npu().npu_moe_token_permute(x, IDS.long(), num_out_tokens=-1)[0].shape == (5, 5)
-    assert torch.equal(npu().npu_moe_token_unpermute(rows, index), x[[0, 0, 1, 1, 2, 2]])
+    assert load_torch_npu().npu_moe_token_permute(x, IDS.long(), num_out_tokens=-1)[0].shape == (5, 5)
+    assert torch.equal(load_torch_npu().npu_moe_token_unpermute(rows, index), x[[0, 0, 1, 1, 2, 2]])
 
 
 def test_unpermuting_refuses_the_index_of_inactive_experts() -> None:
     x = tokens(torch.bfloat16)
     rows, index, _, _ = sort(x, active_expert_range=[1, 3])
     with pytest.raises(VendorRefusal, match="negative ones are rows of inactive experts"):
-        npu().npu_moe_token_unpermute(rows, index, probs=torch.zeros(3, 2, dtype=torch.bfloat16))
+        load_torch_npu().npu_moe_token_unpermute(rows, index, probs=torch.zeros(3, 2, dtype=torch.bfloat16))
     with pytest.raises(VendorRefusal, match="permuted_tokens / probs as bf16/bf16"):
-        npu().npu_moe_token_unpermute(rows, index, probs=torch.zeros(3, 2))
+        load_torch_npu().npu_moe_token_unpermute(rows, index, probs=torch.zeros(3, 2))

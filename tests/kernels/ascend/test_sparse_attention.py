@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from sparse_attention_cases import (
@@ -15,18 +13,12 @@ from sparse_attention_cases import (
     attention_call,
     first_row,
     normal,
-    npu,
     selection,
 )
 
-from porter.kernels.ascend.catalogue.vendor_op import A2, A5
+from porter.kernels.ascend.catalogue.vendor_op import A5
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
+from porter.kernels.ascend.vendor import load_torch_npu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,7 +32,7 @@ def test_indexer_takes_the_best_keys_and_ends_rows_in_minus_one(
     weights = [normal(s, 7, dtype=torch.float32, seed=s) for s, _ in SEQUENCES]
     given = arranged(layout_query, layout_key, query, key)
     joined = torch.cat(weights) if layout_query == "TND" else torch.nn.utils.rnn.pad_sequence(weights, batch_first=True)
-    indices, values = npu().npu_lightning_indexer(
+    indices, values = load_torch_npu().npu_lightning_indexer(
         given["query"],
         given["key"],
         joined,
@@ -71,7 +63,7 @@ def test_indexer_takes_the_best_keys_and_ends_rows_in_minus_one(
 
 def test_indexer_gives_the_values_it_sorted_by(emulator: Emulator) -> None:
     query, key, weights = normal(1, 1, 4, 128), normal(1, 9, 1, 128), normal(1, 1, 4)
-    indices, values = npu().npu_lightning_indexer(
+    indices, values = load_torch_npu().npu_lightning_indexer(
         query, key, weights, layout_query="BSND", layout_key="BSND", sparse_count=9, sparse_mode=0, return_value=True
     )
     scores = weights[0, 0].double() @ (query[0, 0].double() @ key[0, :, 0].double().T).relu()
@@ -99,7 +91,7 @@ def test_attention_is_over_the_selected_keys(
     chosen = [selection(s, t, 6, block) for s, t in SEQUENCES]
     given, turned = arranged(layout_query, layout_key, query, key), arranged(layout_query, layout_key, rope, key_rope)
     indices = arranged(layout_query, "TND", chosen, key)["query"]
-    output, maximum, total = npu().npu_sparse_flash_attention(
+    output, maximum, total = load_torch_npu().npu_sparse_flash_attention(
         given["query"],
         given["key"],
         given["key"],
@@ -136,13 +128,13 @@ def test_attention_is_over_the_selected_keys(
 
 
 def test_key_that_is_hidden_may_stand_last(emulator: Emulator) -> None:
-    with_hidden = npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(1, 2, 3, 8)))[0]
-    without = npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(1, 2, 3, -1)))[0]
+    with_hidden = load_torch_npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(1, 2, 3, 8)))[0]
+    without = load_torch_npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(1, 2, 3, -1)))[0]
     assert torch.equal(with_hidden, without)
 
 
 def test_query_that_sees_nothing_gives_zeros(emulator: Emulator) -> None:
-    output = npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(-1, -1, -1, -1)))[0]
+    output = load_torch_npu().npu_sparse_flash_attention(**attention_call(sparse_indices=first_row(-1, -1, -1, -1)))[0]
     assert (output[0, 0] == 0).all()
     assert (output[0, 1] != 0).any()
 
@@ -151,7 +143,7 @@ def test_sinks_take_part_in_the_sum_alone() -> None:
     sinks = torch.tensor([0.0, 1.0, -2.0, 5.0])
     with emulated_npu(A5):
         call = attention_call()
-        output = npu().npu_sparse_flash_attention(**call, sinks=sinks)[0]
+        output = load_torch_npu().npu_sparse_flash_attention(**call, sinks=sinks)[0]
     tokens = call["sparse_indices"][0, 1, 0].long()
     keys = call["key"][0, tokens, 0].double()
     scores = (

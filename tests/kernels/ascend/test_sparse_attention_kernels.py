@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ from porter.kernels.ascend.catalogue.vendor_op import A2, A3, A5, I310P, Call
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
 from porter.kernels.ascend.provider import AscendProvider
 from porter.kernels.registry import default_registry
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
 
 
 def real_indexer(queries: int, keys: int, top_k: int) -> tuple[Any, ...]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from sparse_attention_cases import LAYOUTS, SEQUENCES, UNIT, arranged, lengths, normal, npu, paged, selection
+from sparse_attention_cases import LAYOUTS, SEQUENCES, UNIT, arranged, lengths, normal, paged, selection
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A5, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
+from porter.kernels.ascend.vendor import load_torch_npu
 
 
 def codes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -43,7 +37,7 @@ def test_indexer_takes_the_best_int8_keys(emulator: Emulator, layout_query: str,
         (pool, table), (beside, _) = paged([k.half() for k in key], 16), paged([s[:, None] for s in key_scales], 16)
         given["key"], beside = pool.nan_to_num().to(torch.int8), beside.squeeze(-1)
         held = lengths(*(t for _, t in SEQUENCES))
-    indices = npu().npu_quant_lightning_indexer(
+    indices = load_torch_npu().npu_quant_lightning_indexer(
         given["query"],
         given["key"],
         *heads,
@@ -91,7 +85,7 @@ def test_attention_is_over_dequantized_latents(
     key = [packed(*parts) for parts in zip(latent, rope, scales, strict=True)]
     chosen = [selection(s, t, 6) for s, t in SEQUENCES]
     given = arranged(layout_query, layout_key, query, key)
-    output = npu().npu_kv_quant_sparse_flash_attention(
+    output = load_torch_npu().npu_kv_quant_sparse_flash_attention(
         given["query"],
         given["key"],
         given["key"],
@@ -158,7 +152,7 @@ INDEXER_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "changed", "words"), INDEXER_REFUSALS, ids=[r[2] for r in INDEXER_REFUSALS])
 def test_indexer_refuses(chip: str, changed: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_quant_lightning_indexer(**indexer_call(**changed))
+        load_torch_npu().npu_quant_lightning_indexer(**indexer_call(**changed))
     assert words in str(refused.value)
 
 
@@ -199,5 +193,5 @@ ATTENTION_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "changed", "words"), ATTENTION_REFUSALS, ids=[r[2] for r in ATTENTION_REFUSALS])
 def test_attention_refuses(chip: str, changed: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_kv_quant_sparse_flash_attention(**attention_call(**changed))
+        load_torch_npu().npu_kv_quant_sparse_flash_attention(**attention_call(**changed))
     assert words in str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +11,12 @@ from sparse_attention_cases import (
     first_row,
     lengths,
     normal,
-    npu,
     selection,
 )
 
 from porter.kernels.ascend.catalogue.vendor_op import A2, A5, I310P, VendorRefusal
 from porter.kernels.ascend.emulator.stand_in import Emulator, emulated_npu
-
-
-@pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    with emulated_npu(A2) as active:
-        yield active
+from porter.kernels.ascend.vendor import load_torch_npu
 
 
 def indexer_call(**changed: Any) -> dict[str, Any]:
@@ -76,7 +69,7 @@ INDEXER_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "changed", "words"), INDEXER_REFUSALS, ids=[r[2] for r in INDEXER_REFUSALS])
 def test_indexer_refuses(chip: str, changed: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_lightning_indexer(**indexer_call(**changed))
+        load_torch_npu().npu_lightning_indexer(**indexer_call(**changed))
     assert words in str(refused.value)
 
 
@@ -84,8 +77,8 @@ def test_lengths_of_tnd_are_prefix_sums(emulator: Emulator) -> None:
     call = indexer_call(query=normal(5, 8, 128), key=normal(9, 1, 128), weights=normal(5, 8))
     call.update(layout_query="TND", layout_key="TND", actual_seq_lengths_key=lengths(4, 9))
     with pytest.raises(VendorRefusal, match="actual_seq_lengths_query as prefix sums"):
-        npu().npu_lightning_indexer(**call, actual_seq_lengths_query=lengths(2, 3))
-    npu().npu_lightning_indexer(**call, actual_seq_lengths_query=lengths(2, 5))
+        load_torch_npu().npu_lightning_indexer(**call, actual_seq_lengths_query=lengths(2, 3))
+    load_torch_npu().npu_lightning_indexer(**call, actual_seq_lengths_query=lengths(2, 5))
 
 
 ATTENTION_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -120,5 +113,5 @@ ATTENTION_REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("chip", "changed", "words"), ATTENTION_REFUSALS, ids=[r[2] for r in ATTENTION_REFUSALS])
 def test_attention_refuses(chip: str, changed: dict[str, Any], words: str) -> None:
     with emulated_npu(chip), pytest.raises(VendorRefusal) as refused:
-        npu().npu_sparse_flash_attention(**attention_call(**changed))
+        load_torch_npu().npu_sparse_flash_attention(**attention_call(**changed))
     assert words in str(refused.value)
