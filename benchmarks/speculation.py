@@ -1,6 +1,6 @@
 """How many drafted tokens a model accepts, and what a step with drafts costs: `python benchmarks/speculation.py`.
 
-Prompts are windows of the chapters that tiny-deepseek-v3-mtp was not trained on. Times are CPU time on one thread, for
+Prompts are windows of the chapters that the shipped models were not trained on. Times are CPU time on one thread, for
 each prompt the best of several interleaved runs of each kind; the text of every kind is compared with plain decoding's.
 """
 
@@ -25,7 +25,7 @@ from porter.models.shipped.train import read_text
 from porter.prediction_layer import load_prediction_layer
 from porter.speculation import generate_speculatively
 
-MODEL = "tiny-deepseek-v3-mtp"
+MODELS = ("tiny-deepseek-v3-mtp", "tiny-qwen3-next")
 DRAFTS = (1, 2, 3)
 Run = Callable[[torch.Tensor], tuple[torch.Tensor, tuple[int, int, int]]]
 
@@ -39,11 +39,12 @@ class Total:
     same: int = 0
 
 
-def prompts(count: int, length: int) -> Iterator[torch.Tensor]:
-    """Windows [1, length] of the held-out chapters, evenly apart, each after BOS."""
+def prompts(count: int, length: int, bos: int | None) -> Iterator[torch.Tensor]:
+    """Windows [1, length] of the held-out chapters, evenly apart, each after BOS where the model has one."""
     _, held_out = read_text()
+    first = torch.tensor([] if bos is None else [bos], dtype=torch.int64)
     for start in torch.linspace(0, len(held_out) - length, count).long().tolist():
-        yield torch.cat((torch.tensor([256]), held_out[start : start + length - 1]))[None]
+        yield torch.cat((first, held_out[start : start + length - len(first)]))[None]
 
 
 def runs(model: Any, layer: Any, count: int) -> dict[str, Run]:
@@ -92,6 +93,7 @@ def measure(ways: dict[str, Run], texts: list[torch.Tensor], repeats: int) -> di
 def main() -> None:
     """Reads the command line, measures, and prints a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
     parser.add_argument("--scheme", default="fp32", help="fp32, bf16, w8a16 or w8a8")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-length", type=int, default=128)
@@ -101,10 +103,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "port"
-        porter.adapt(MODEL, scheme=arguments.scheme, output=directory)
+        porter.adapt(arguments.model, scheme=arguments.scheme, output=directory)
         model = porter.load(directory)
         layer = load_prediction_layer(directory, model)
-    texts = list(prompts(arguments.prompts, arguments.prompt_length))
+    texts = list(prompts(arguments.prompts, arguments.prompt_length, model.config.bos_token_id))
     generated = arguments.prompts * arguments.new_tokens
     for name, total in measure(runs(model, layer, arguments.new_tokens), texts, arguments.repeats).items():
         steps, drafted, accepted = total.counts

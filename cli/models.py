@@ -16,7 +16,8 @@ def models(
     family: Annotated[str | None, typer.Argument(help="Show this family with its classes.")] = None,
     json_output: JsonOption = False,
 ) -> int:
-    """List families, their presets, what is special, and how much of each runs natively on which chip.
+    """List families, their presets, what is special, how much of each runs natively on which chip, and the checkpoints
+    that come with porter.
 
     The Ops are counted on a port that is made and proven at reduced width, which takes a second for each family.
 
@@ -24,12 +25,12 @@ def models(
     """
     from porter.chips.catalogue import load_catalogue
     from porter.models.family import families, family_of
-    from porter.models.presets import preset_names
+    from porter.models.presets import preset_names, shipped_names
     from porter.support import support
 
     chosen = [family_of(family, "FAMILY")] if family else list(families().values())
     chips = list(load_catalogue())
-    result: dict[str, Any] = {"families": []}
+    result: dict[str, Any] = {"families": [], "shipped": shipped_names()}
     with progress("proving each family's port", len(chosen)) as advance:
         for f in chosen:
             result["families"].append(
@@ -59,6 +60,7 @@ def _render(console: Console, result: dict[str, Any], details: bool) -> None:
                 first = ""
     console.print(table)
     without = [c["chip"] for c in result["families"][0]["chips"] if not any(_native(f, c) for f in result["families"])]
+    console.print(f"checkpoints that come with porter: {', '.join(result['shipped'])}")
     console.print(f"catalogued, without an Op provider yet: {', '.join(without)}")
     for f in result["families"] if details else ():
         console.print(f["import"])

@@ -59,6 +59,7 @@ def test_models_tells_support_by_chip_with_its_evidence(porter: Any) -> None:
     status, listed, _ = porter("models", "qwen3", "--json")
     assert status == 0
     (family,) = listed["families"]
+    assert "tiny-qwen3-next" in listed["shipped"]
     chips = {chip["chip"]: chip for chip in family["chips"]}
     cpu = chips["cpu-x86-avx2"]
     assert (cpu["native"], cpu["ops"], cpu["evidence"]) == (

@@ -276,12 +276,26 @@ KNOWN_TO_TRANSFORMERS: list[tuple[str, dict[str, Any], set[str], dict[str, str]]
     ("minimax_m2", {}, {*CORE, "router", "experts"}, {"MiniMaxM2SparseMoeBlock": "no attribute num_group"}),
     ("olmoe", {}, {*CORE, "router", "experts"}, {}),
     ("olmoe", {"clip_qkv": 8.0}, {*CORE, "router", "experts"} - {"attention"}, {"OlmoeAttention": "clamp"}),
-    ("gpt_oss", {}, {"rms_norm", "sink_attention"}, {"GptOssExperts": "under other names"}),
+    (
+        "gpt_oss",
+        {},
+        {"rms_norm", "sink_attention"},
+        {"GptOssExperts": "gate_up_proj_bias", "GptOssTopKRouter": "bias beside its weight"},
+    ),
     ("gemma2", {}, {"rms_norm", "decoder_layer"}, {"Gemma2MLP": "none of its child modules computes silu"}),
     ("gemma3_text", {}, CORE, {"Gemma3MLP": "none of its child modules computes silu"}),
     ("phi3", {}, {"rms_norm", "gated_mlp"}, {"Phi3Attention": "no rewrite knows it"}),
     ("mixtral", {}, {*CORE, "router", "experts"}, {}),
-    ("kimi_linear", {}, {"rms_norm", "gated_mlp", "router", "experts"}, {"KimiLinearDeltaAttention": "unknown parts"}),
+    (
+        "kimi_linear",
+        {},
+        {"rms_norm", "gated_mlp", "router", "experts"},
+        {
+            "KimiLinearDeltaAttention": "unknown parts: b_proj, conv1d, forget_gate",
+            "KimiLinearForgetGate": "no rewrite knows it",
+            "KimiLinearRMSNormGated": "float64 proof",
+        },
+    ),
 ]
 
 
