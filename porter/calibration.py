@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ SCHEMA = "porter.calibration/1"
 CALIBRATION_FILE = "calibration.json"
 """What was measured, as it lies in a port: another `--calibration` takes it instead of data."""
 LIMIT = 200_000_000
+DATA = "prompts as text or JSONL, token ids in .json, or a calibration.json"
 REMEDY = "measure it again with --calibration PROMPTS"
 
 
@@ -65,10 +67,7 @@ class Calibration:
                 raise PorterError(
                     f"--calibration {self.data}: {missing[0]} was never called; give data that reaches it"
                 )
-            joined = self.linears[parts[0]]
-            for part in parts[1:]:
-                joined = joined.joined(self.linears[part])
-            found[name] = joined
+            found[name] = reduce(Range.joined, (self.linears[part] for part in parts))
         return found
 
 
@@ -94,8 +93,7 @@ def calibrated(
         return port
     if file is None:
         raise PorterError(
-            f"--scheme {port.scheme}: scales of activations are measured beforehand; give --calibration FILE (prompts "
-            "as text or JSONL, token ids in .json, or a calibration.json)"
+            f"--scheme {port.scheme}: scales of activations are measured beforehand; give --calibration FILE: {DATA}"
         )
     modules = [name for name, scheme in port.config.porter["quantized"].items() if scheme == STATIC]
     tell(f"reading {file} for the inputs of {len(modules)} linear layers ...")
@@ -118,7 +116,10 @@ def calibration_of(
     or in JSON token ids as its --tokens: with those the original runs, on the CPU. Raises PorterError where the file or
     the checkpoint cannot be used, and for inputs that are not finite.
     """
-    if file.suffix == ".json" and file.is_file() and file.read_bytes()[:64].lstrip().startswith(b"{"):
+    if not file.is_file():
+        # A device or a pipe has no end, or is empty when it is read again for its digest.
+        raise PorterError(f"--calibration {file}: is missing or not a regular file; {DATA}")
+    if file.suffix == ".json" and file.read_bytes()[:64].lstrip().startswith(b"{"):
         return read_calibration(file)
     rows = read_tokens(file) if file.suffix == ".json" else tokenize(read_prompts(file), directory)
     names = {source for each in linear_sources(modules, correspondence).values() for source in each}
@@ -142,16 +143,24 @@ def read_calibration(file: Path) -> Calibration:
 
 def _range(where: str, fields: object) -> Range:
     given = fields if isinstance(fields, dict) else {}
-    values = {name: value for name, value in given.items() if type(value) in (int, float)}
+    values = {name: _number(value) for name, value in given.items() if type(value) in (int, float)}
     if {"low", "high"} <= values.keys():
         low, high = values["low"], values["high"]
-    elif {"input_scale", "input_offset"} <= values.keys():
+    elif {"input_scale", "input_offset"} <= values.keys() and values["input_scale"] > 0:
         low, high = ((code - values["input_offset"]) * values["input_scale"] for code in (LOWEST, HIGHEST))
     else:
-        raise PorterError(f"{where}: expected numbers low and high, or input_scale and input_offset; {REMEDY}")
+        raise PorterError(f"{where}: expected numbers low and high, or input_scale above 0 and input_offset; {REMEDY}")
     if not (-torch.inf < low <= 0.0 <= high < torch.inf):
         raise PorterError(f"{where}: the range from {low:g} to {high:g} does not hold zero, or is not finite; {REMEDY}")
-    return Range(float(low), float(high))
+    return Range(low, high)
+
+
+def _number(value: float) -> float:
+    """A number of JSON, whose integers have any length."""
+    try:
+        return float(value)
+    except OverflowError:
+        return torch.inf if value > 0 else -torch.inf
 
 
 def measure(

@@ -92,6 +92,8 @@ def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
         ({"q": 3}, r"linears\['?q'?\]: expected numbers low and high"),
         ({"q": {"low": 1.0, "high": 2.0}}, "does not hold zero"),
         ({"q": {"low": -1.0, "high": 1e400}}, "not finite"),
+        ({"q": {"low": -(10**400), "high": 0}}, "not finite"),
+        ({"q": {"input_scale": 0, "input_offset": 0}}, "input_scale above 0"),
     ],
 )
 def test_a_calibration_that_cannot_be_used_is_refused(linears: object, words: str, tmp_path: Path) -> None:
@@ -99,6 +101,12 @@ def test_a_calibration_that_cannot_be_used_is_refused(linears: object, words: st
     file.write_text(json.dumps({"linears": linears}).replace("Infinity", "1e400"))
     with pytest.raises(PorterError, match=words):
         read_calibration(file)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "."])
+def test_calibration_data_is_a_file_that_ends(name: str, tmp_path: Path) -> None:
+    with pytest.raises(PorterError, match=r"missing or not a regular file; prompts as text"):
+        calibration_of(tmp_path / name, tmp_path, [], Correspondence(()))
 
 
 def test_inputs_that_are_not_finite_are_refused() -> None:
