@@ -70,7 +70,7 @@ def attention_scale(config: Mapping[str, Any]) -> float | None:
     rope = config.get("rope_parameters") or {}
     factor, mscale = float(rope.get("factor") or 1.0), rope.get("mscale_all_dim")
     stretched = 0.1 * mscale * math.log(factor) + 1.0 if mscale and factor > 1 else 1.0
-    return float(size) ** -0.5 * stretched**2
+    return stretched * stretched / math.sqrt(size)
 
 
 def gating(evidence: Evidence) -> Iterator[LintedFault]:
