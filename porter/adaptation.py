@@ -27,15 +27,8 @@ from porter.models.own_code import family_of_checkpoint
 from porter.models.port import PortedSource, source_on_meta
 from porter.models.prediction import Prediction, build_layer
 from porter.models.presets import ModelReference, resolve
-from porter.plan import (
-    Plan,
-    bytes_read_per_token,
-    kv_bytes_per_token,
-    op_plans,
-    parameter_bytes,
-    parameter_count,
-    state_bytes,
-)
+from porter.plan import Plan, plan_of
+from porter.port_dtype import default_scheme, dtype_written, float_dtype
 from porter.quantization import scheme_named
 from porter.quantized_modules import modules_of_scheme, quantized_modules
 from porter.scheme_targets import refuse_on
@@ -51,8 +44,6 @@ UNBUILDABLE = (
     ImportError,
 )
 """What transformers raises when a config's fields contradict each other."""
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -117,30 +108,21 @@ def plan_port(
         # The code and the plan do not depend on how the weights are stored.
         del config.quantization_config
     where = f"{reference.directory}/config.json" if reference.directory else f"preset {model}"
-    chosen = scheme_named(scheme or _default_scheme(config))
-    float_dtype = _float_dtype(chosen.name, dtype or _dtype_of_port(config, chosen.name), chip)
+    chosen = scheme_named(scheme or default_scheme(config))
+    computed_in = float_dtype(chosen.name, dtype or dtype_written(config, chosen.name), chip)
     family = family_of_checkpoint(config, reference.directory, f"{where}: model_type", trust_remote_code)
-    try:
-        source = family.port(config, chip.device if chip.device == "cpu" else chip.name)
-    except UNBUILDABLE as error:
-        reason = str(error).strip().partition("\n")[0]
-        if _builds(family, config):
-            raise Refusal(
-                f"{where}: nothing can be proven of the model, which fails at reduced width "
-                f"({type(error).__name__}: {reason})"
-            ) from error
-        raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
+    source = _ported_source(family, config, chip, where)
     stored = stored_shapes(reference.directory)
     correspondence, layout = family.correspondence(config, source), family.checkpoint_layout(config, stored)
     config.porter = {"chip": chip.name, "scheme": chosen.name, "quantized": {}}
-    if chosen.weight_dtype != float_dtype:
+    if chosen.weight_dtype != computed_in:
         config.porter["quantized"] = quantized_modules(source, config, chosen)
         config.tie_word_embeddings = config.tie_word_embeddings and chosen.weight_dtype != torch.int8
     config.architectures = [family.class_name]
-    config.dtype = float_dtype
-    plan = _plan(family, source, config, chip, chosen.name, float_dtype)
-    refuse_on(chip, chosen, ((o.op, o.variant) for o in plan.ops), float_dtype)
-    port = Port(reference, family, source, config, chip, chosen.name, float_dtype, correspondence, layout, plan)
+    config.dtype = computed_in
+    plan = plan_of(family, source, config, chip, chosen.name, computed_in)
+    refuse_on(chip, chosen, ((o.op, o.variant) for o in plan.ops), computed_in)
+    port = Port(reference, family, source, config, chip, chosen.name, computed_in, correspondence, layout, plan)
     return with_prediction(port, stored)
 
 
@@ -160,6 +142,19 @@ def with_prediction(port: Port, stored: Collection[str]) -> Port:
     return dataclasses.replace(port, prediction=prediction)
 
 
+def _ported_source(family: Family, config: Any, chip: Chip, where: str) -> PortedSource:
+    try:
+        return family.port(config, chip.device if chip.device == "cpu" else chip.name)
+    except UNBUILDABLE as error:
+        reason = str(error).strip().partition("\n")[0]
+        if _builds(family, config):
+            raise Refusal(
+                f"{where}: nothing can be proven of the model, which fails at reduced width "
+                f"({type(error).__name__}: {reason})"
+            ) from error
+        raise PorterError(f"{where}: no model can be built from it ({type(error).__name__}: {reason})") from error
+
+
 def _builds(family: Family, config: Any) -> bool:
     """Whether upstream's own model of `config` can be built at all."""
     try:
@@ -175,64 +170,6 @@ def stored_shapes(directory: Path | None) -> dict[str, tuple[int, ...]]:
         return {}
     checkpoint = Checkpoint.open(directory)
     return {name: checkpoint.info(name).shape for name in checkpoint.names}
-
-
-def _default_scheme(config: Any) -> str:
-    return "fp32" if getattr(config, "dtype", None) in (torch.float32, "float32") else "bf16"
-
-
-def _dtype_of_port(config: Any, scheme: str) -> str | None:
-    """What a directory that porter wrote in that scheme computes in; None for any other config."""
-    if (getattr(config, "porter", None) or {}).get("scheme") != scheme:
-        return None
-    stored = str(config.dtype).removeprefix("torch.")
-    return next((name for name, dtype in DTYPES.items() if str(dtype) == f"torch.{stored}"), None)
-
-
-def _float_dtype(scheme: str, dtype: str | None, chip: Chip) -> torch.dtype:
-    name = dtype or (scheme if scheme in DTYPES else "bf16")
-    if name not in DTYPES:
-        raise PorterError(f"--dtype {name}: ports compute in {' or '.join(DTYPES)}")
-    for held in (DTYPES[name], DTYPES.get(scheme, DTYPES[name])):
-        if (wanted := str(held).removeprefix("torch.")) not in chip.dtypes:
-            asked = f"--dtype {dtype}" if dtype and held == DTYPES[name] else f"--scheme {scheme}"
-            others = [other for other, each in DTYPES.items() if str(each).removeprefix("torch.") in chip.dtypes]
-            instead = f"; give --scheme {others[0]}" if others else ""
-            raise PorterError(f"{asked}: {chip.name} has no {wanted} (it has {', '.join(chip.dtypes)}){instead}")
-    if DTYPES.get(scheme) == torch.float32 != DTYPES[name]:
-        raise PorterError(f"--dtype {name} contradicts --scheme {scheme}; leave one of them out")
-    return DTYPES[name]
-
-
-def _plan(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, dtype: torch.dtype) -> Plan:
-    with torch.device("meta"):
-        model = source.model_class()(copy.deepcopy(config))
-    sizes = parameter_bytes(model, dtype)
-    read = bytes_read_per_token(config, sizes, bool(config.tie_word_embeddings))
-    memory = chip.memory_bytes()
-    bandwidth = chip.bandwidth_bytes_per_second()
-    weight_bytes = sum(sizes.values())
-    return Plan(
-        model_type=family.model_type,
-        chip=chip.name,
-        scheme=scheme,
-        parameters=parameter_count(model),
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(config, dtype.itemsize),
-        state_bytes=state_bytes(model, dtype.itemsize),
-        bytes_read_per_token=read,
-        chip_memory_bytes=memory,
-        fits=None if memory is None else weight_bytes < memory,
-        tokens_per_second=None if bandwidth is None else bandwidth / read,
-        ops=op_plans(model, chip, dtype),
-        ported=tuple(
-            {"class": c.name, "rewrite": c.candidate.rewrite, "variant": c.candidate.variant, "proof_error": c.error}
-            for c in source.classes
-        ),
-        near_misses=dict(source.near_misses),
-        left=dict(source.left),
-        special=family.special,
-    )
 
 
 def adapt(
@@ -262,10 +199,7 @@ def adapt(
     far the conversion is. Raises PorterError for bad input, and Refusal when the proof or a kernel's check fails or,
     with `strict`, when an Op has no native provider.
     """
-    known = {name for op in default_registry().ops for name in (op[0], "/".join(op))}
-    unknown = [name for name in reference_only if name not in known]
-    if unknown:
-        raise PorterError(f"--reference-only {unknown[0]}: is no Op; see `porter chips cpu --ops`")
+    _refuse_unknown_ops(reference_only)
     if output is None and not plan:
         raise PorterError("--output is missing: name the directory to write, or pass --plan to stop before it")
     if output is not None and not plan:
@@ -280,10 +214,7 @@ def adapt(
         return port
     from porter.export import export
 
-    native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
-    tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
-    with emulating(port.chip):
-        checks = check_kernels(default_registry(), port.chip, native, port.dtype)
+    checks = _kernel_checks(port, reference_only, tell)
     if weights is not None:
         stored = stored_shapes(Path(weights))
         layout = port.family.checkpoint_layout(port.reference.config, stored)
@@ -299,6 +230,20 @@ def adapt(
         allow_nonfinite=allow_nonfinite,
         progress=progress,
     )
+
+
+def _refuse_unknown_ops(names: tuple[str, ...]) -> None:
+    known = {name for op in default_registry().ops for name in (op[0], "/".join(op))}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise PorterError(f"--reference-only {unknown[0]}: is no Op; see `porter chips cpu --ops`")
+
+
+def _kernel_checks(port: Port, reference_only: tuple[str, ...], tell: Callable[[str], None]) -> tuple[KernelCheck, ...]:
+    native = [(o.op, o.variant) for o in port.plan.ops if not {o.op, f"{o.op}/{o.variant}"} & set(reference_only)]
+    tell(f"checking the kernels of {len(native)} Ops against their references; the first time, they are compiled ...")
+    with emulating(port.chip):
+        return check_kernels(default_registry(), port.chip, native, port.dtype)
 
 
 def refuse_occupied(output: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from porter.compressed_keys import compressed_bytes_per_token, has_compressed_ke
 from porter.kernels.dispatch import op_calls
 from porter.kernels.registry import REFERENCE, default_registry
 from porter.models.auto_class import text_config
+from porter.models.family import Family
+from porter.models.port import PortedSource
 from porter.models.reduce import OTHER_NAMES
 
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
@@ -82,6 +85,21 @@ def parameter_bytes(model: nn.Module, dtype: torch.dtype) -> dict[str, int]:
     return result
 
 
+def layer_kinds(config: Any) -> list[str]:
+    """The kind of each layer of a text config: attention in full where it names none."""
+    return getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
+
+
+def attending_layers(config: Any) -> int:
+    """Layers of a text config that keep keys: those of linear attention keep a state."""
+    return sum(kind != "linear_attention" for kind in layer_kinds(config))
+
+
+def head_dim_of(config: Any) -> int:
+    """The size of a head of a text config."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def kv_bytes_per_token(config: Any, width: int) -> int:
     """Bytes that one token adds to the cache over all layers: latents for MLA, else keys and values.
 
@@ -93,12 +111,10 @@ def kv_bytes_per_token(config: Any, width: int) -> int:
     if getattr(config, "kv_lora_rank", None):
         per_layer = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
     else:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        per_layer = 2 * int(heads) * int(head_dim)
-    kinds: list[str] = getattr(config, "layer_types", None) or ["full_attention"] * int(config.num_hidden_layers)
-    attending = per_layer * sum(kind != "linear_attention" for kind in kinds)
-    return (attending + _indexer_keys(config, len(kinds))) * width
+        per_layer = 2 * int(heads) * head_dim_of(config)
+    attending = per_layer * attending_layers(config)
+    return (attending + _indexer_keys(config, len(layer_kinds(config)))) * width
 
 
 def _indexer_keys(config: Any, layers: int) -> int:
@@ -178,3 +194,35 @@ def op_plans(model: nn.Module, chip: Chip, dtype: torch.dtype = torch.bfloat16) 
         said = tuple(f"{name}: {reason}" for name, reason in refused.items())
         plans[call.name, call.variant] = OpPlan(call.name, call.variant, provider, evidence, said)
     return tuple(plans[key] for key in sorted(plans))
+
+
+def plan_of(family: Family, source: PortedSource, config: Any, chip: Chip, scheme: str, dtype: torch.dtype) -> Plan:
+    """The plan of a proven port; `config` says which of its modules are quantized."""
+    with torch.device("meta"):
+        model = source.model_class()(copy.deepcopy(config))
+    sizes = parameter_bytes(model, dtype)
+    read = bytes_read_per_token(config, sizes, bool(config.tie_word_embeddings))
+    memory = chip.memory_bytes()
+    bandwidth = chip.bandwidth_bytes_per_second()
+    weight_bytes = sum(sizes.values())
+    return Plan(
+        model_type=family.model_type,
+        chip=chip.name,
+        scheme=scheme,
+        parameters=parameter_count(model),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(config, dtype.itemsize),
+        state_bytes=state_bytes(model, dtype.itemsize),
+        bytes_read_per_token=read,
+        chip_memory_bytes=memory,
+        fits=None if memory is None else weight_bytes < memory,
+        tokens_per_second=None if bandwidth is None else bandwidth / read,
+        ops=op_plans(model, chip, dtype),
+        ported=tuple(
+            {"class": c.name, "rewrite": c.candidate.rewrite, "variant": c.candidate.variant, "proof_error": c.error}
+            for c in source.classes
+        ),
+        near_misses=dict(source.near_misses),
+        left=dict(source.left),
+        special=family.special,
+    )

@@ -13,6 +13,7 @@ from porter.kernels.ascend.catalogue.quant_matmul import LONGEST
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3, PAGES, POWERS_OF_TWO
 from porter.models.auto_class import text_config
 from porter.parallel_layout import Layout, experts_of, kv_heads_of, undividable
+from porter.plan import head_dim_of
 from porter.plan_memory import Load, Stored, chosen_of
 
 
@@ -84,7 +85,7 @@ def _attention_heads(subject: Subject) -> Iterator[Constraint]:
     numbers = f"{heads} query heads / {mine.num_key_value_heads} KV heads = {shared}"
     met = heads % max(1, mine.num_key_value_heads) == 0 and shared <= 64
     yield Constraint("query heads a whole multiple, at most 64, of KV heads", numbers, met, page)
-    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    dim = head_dim_of(text)
     yield Constraint("head size at most 512 and 16-byte aligned", f"{dim}", (dim <= 512 and dim % 8 == 0) or None, page)
 
 

@@ -10,7 +10,7 @@ from porter.chips.catalogue import Chip
 from porter.kernels.ascend.catalogue.vendor_op import A2, A3
 from porter.models.auto_class import text_config
 from porter.parallel_layout import Held, Layout, experts_of
-from porter.plan import EXPERTS_CHOSEN, kv_bytes_per_token
+from porter.plan import EXPERTS_CHOSEN, attending_layers, head_dim_of, kv_bytes_per_token
 from porter.plan_schemes import Format, Storage, held_as
 
 RESERVE = 0.10
@@ -96,8 +96,7 @@ def cache(config: Any, local: Any, layout: Layout, load: Load, state: int, width
 
 def _per_token(config: Any, local: Any, layout: Layout, width: int) -> str:
     text, mine = text_config(config), text_config(local)
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    layers = sum(kind != "linear_attention" for kind in kinds)
+    layers = attending_layers(text)
     if getattr(text, "kv_lora_rank", None):
         values = f"{text.kv_lora_rank} latent + {text.qk_rope_head_dim} rope"
         if getattr(text, "index_head_dim", None):
@@ -105,8 +104,7 @@ def _per_token(config: Any, local: Any, layout: Layout, width: int) -> str:
         return f"{layers} layers x ({values}) x {width} B" + (
             "; the same on every card of a TP group" * (layout.tp > 1)
         )
-    dim = getattr(mine, "head_dim", None) or mine.hidden_size // mine.num_attention_heads
-    return f"{layers} layers x 2 x {mine.num_key_value_heads} KV heads x {dim} x {width} B"
+    return f"{layers} layers x 2 x {mine.num_key_value_heads} KV heads x {head_dim_of(mine)} x {width} B"
 
 
 def _states(local: Any, width: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from porter.chips.catalogue import Chip
 from porter.models.auto_class import text_config
 from porter.parallel_layout import Layout, experts_of
-from porter.plan import kv_bytes_per_token
+from porter.plan import attending_layers, head_dim_of, kv_bytes_per_token
 from porter.plan_memory import Load, Stored, Worked, chosen_of
 
 READ_BY_ROW = "embedding"
@@ -181,8 +181,7 @@ def _attention(card: Card, queries: int, keys: float, regime: str) -> tuple[str,
     """Scores and weighted sums: 2 (Dk + Dv) operations per query, key and head. Latent attention decodes absorbed, over
     latents, its matrices counted with the weights; it prefills expanded. Indexers score every key with every head."""
     text, mine = text_config(card.config), text_config(card.local)
-    kinds: list[str] = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    layers, heads = sum(kind != "linear_attention" for kind in kinds), mine.num_attention_heads
+    layers, heads = attending_layers(text), mine.num_attention_heads
     indexer, formula = 0.0, ""
     if rank := getattr(text, "kv_lora_rank", None):
         absorbed = regime == "decode" or (getattr(text, "index_topk", None) or keys) < keys
@@ -199,7 +198,7 @@ def _attention(card: Card, queries: int, keys: float, regime: str) -> tuple[str,
                 # A prompt's first queries see fewer keys than are chosen.
                 keys = top * (1 - top / (2 * queries))
     else:
-        key = value = getattr(mine, "head_dim", None) or mine.hidden_size // heads
+        key = value = head_dim_of(mine)
     count = layers * queries * keys * heads * 2 * (key + value) + indexer
     arithmetic = f"{layers} layers x {queries} queries x {keys:g} keys x {heads} heads x 2 x ({key} + {value}){formula}"
     return "bfloat16", Worked("attention in bfloat16", count, "operations", arithmetic)
