@@ -131,6 +131,8 @@ def check_fields(fields: Mapping[str, Any], where: str) -> None:
     quantization = fields.get("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
         raise wrong_field(where, "quantization_config", quantization, "an object, or be left out")
+    if not isinstance(fields.get("porter", {}), dict):
+        raise wrong_field(where, "porter", fields["porter"], "an object, or be left out")
     _check_auto_map(fields.get("auto_map"), where)
     _check_rope(fields, where)
     _check_compress_rates(fields.get("compress_rates"), where)

@@ -71,6 +71,16 @@ class BlockWeight:
             result[start:stop] = self.rows(start, stop)
         return result
 
+    def impossible_scales(self) -> int:
+        """How many scales no quantizer writes: below 0, or 0 where a code of the block is not."""
+        height, width = self.block
+        scale = self.scale.to(torch.float32)
+        wrong = int((scale < 0).sum())
+        for row, column in (scale == 0).nonzero().tolist():
+            codes = self.codes[row * height : (row + 1) * height, column * width : (column + 1) * width]
+            wrong += bool((codes.contiguous().view(torch.int8) & 0x7F).any())
+        return wrong
+
     def bands(self) -> list[tuple[int, int]]:
         """The rows of each row of blocks."""
         height, rows = self.block[0], self.codes.shape[0]
@@ -132,7 +142,14 @@ class Fp8Blocks:
     def parts(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor | BlockWeight]:
         """The loaded `sources(names)`, put together again."""
         rest = iter(tensors)
-        return [BlockWeight(next(rest), next(rest), self.block) if n in self.scales else next(rest) for n in names]
+        found = [BlockWeight(next(rest), next(rest), self.block) if n in self.scales else next(rest) for n in names]
+        for part in found:
+            if isinstance(part, BlockWeight) and (wrong := part.impossible_scales()):
+                raise PorterError(
+                    f"{wrong} of {part.scale.numel()} values of weight{SUFFIX} are negative, or 0 over codes that are "
+                    "not; repair the checkpoint"
+                )
+        return found
 
     def dropped(self, names: Collection[str]) -> tuple[str, ...]:
         """Of dropped tensors, those left when the scales of weights that are read are not among them."""

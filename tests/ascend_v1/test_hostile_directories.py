@@ -14,6 +14,8 @@ from written import WEIGHTS, Damaged, write
 
 from porter.ascend_v1.check.checker import check_directory
 from porter.cli.app import run
+from porter.errors import PorterError
+from porter.fp8_blocks import Fp8Blocks
 from porter.models.presets import SHIPPED
 
 EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
@@ -122,3 +124,24 @@ def test_a_quantization_config_that_is_no_object_is_named(
     (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": value}))
     assert run(["adapt", str(tmp_path), "--target", "ascend", "--plan"]) == 2
     assert "config.json: quantization_config is " in capsys.readouterr().err
+
+
+def test_a_porter_section_that_is_no_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = json.loads((SHIPPED / "tiny-qwen3/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"porter": "x"}))
+    assert run(["adapt", str(tmp_path), "--target", "ascend", "--plan"]) == 2
+    assert "config.json: porter is 'x'; must be an object" in capsys.readouterr().err
+
+
+BLOCK = Fp8Blocks((2, 2), {"w": "w_scale_inv"})
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [(-1.0, 2), (0.0, 1)])
+def test_fp8_scales_that_no_quantizer_writes_are_refused(scale: float, wrong: int) -> None:
+    codes = torch.ones(4, 3).to(torch.float8_e4m3fn)
+    codes[:, 2] = 0.0
+    scales = torch.ones(2, 2)
+    BLOCK.parts(["w"], [codes, scales])
+    scales[1] = scale
+    with pytest.raises(PorterError, match=f"{wrong} of 4 values of weight_scale_inv are negative, or 0 over codes"):
+        BLOCK.parts(["w"], [codes, scales])
