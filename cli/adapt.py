@@ -36,7 +36,9 @@ def adapt(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code.")] = False,
     allow_nonfinite: Annotated[bool, typer.Option(help="Convert NaN and Inf weights too.")] = False,
     written_as: Annotated[str, typer.Option("--format", help="porter, or ascend-v1 for vllm-ascend.")] = "porter",
-    check: Annotated[Path | None, typer.Option(help="Check an AscendV1 directory, or a port to Ascend, and port nothing.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Check an AscendV1 directory, or a port to Ascend, and port nothing.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> int:
     """Port a model: match, plan, prove in float64, convert the weights, export a directory that runs.
