@@ -65,7 +65,7 @@ def test_the_table_has_a_fault_for_each_trap() -> None:
 
 def test_a_text_that_is_not_there_once_is_not_planted(tmp_path: Path) -> None:
     (tmp_path / "modeling_x.py").write_text("a a")
-    with pytest.raises(LookupError, match="2 times 'a', not once"):
+    with pytest.raises(LookupError, match="2 times 'a', which must stand there once"):
         Edit("modeling_", "a", "b").plant(tmp_path)
     with pytest.raises(LookupError, match="has no file kernels"):
         Edit("kernels", "a", "b").plant(tmp_path)
