@@ -42,7 +42,7 @@ for {LOAD.batch} sequences of {LOAD.context} tokens.
 
 None of this ran on a chip. Cards are the fewest, in powers of two, that hold the model with 10 % of their memory left
 and meet every documented constraint; tokens per second are bounds, from the chip's published bandwidth and peaks and
-from nothing else (communication takes no time in them). Memory and bandwidth are in the chip's file with their sources;
+from nothing else (experts drawn evenly, communication in no time). Figures and their sources are in the chip's file;
 a 910C is planned by the die, as npu-smi lists it. `native`: the vendor has products in that format on the chip;
 `fallback`: it has none, and weights are held in bfloat16; `undocumented`: the chip knows the format, and the page of
 an operator does not list the chip. Refused Ops run as plain torch: each line of the second table is an Op of the port,
@@ -146,12 +146,9 @@ def document() -> str:
             found = list(plans(planners, load_catalogue().get(chip)))
             rows = [[m, s, *(cell(p) if not isinstance(p, str) else [p])] for m, s, p in found]
             lines += [f"## {chip}", "", *table(HEADINGS, rows), ""]
-            lines += [
-                "Refused, or not settled by a document:",
-                "",
-                *table(("what", "why", "plans"), refusals(found)),
-                "",
-            ]
+            against = refusals(found)
+            said = "Refused, or not settled by a document:" + ("" if against else " nothing.")
+            lines += [said, "", *(table(("what", "why", "plans"), against) if against else []), *[""] * bool(against)]
         lines += [*worked(planners), "", "## What a plan costs", ""]
         lines += table(("plan", "exit", "CPU time", "peak memory"), [measured(m, CHIPS[0]) for m in MODELS])
     return "\n".join(lines) + "\n"
