@@ -89,8 +89,13 @@ class Held:
 
 
 def experts_of(config: Any) -> int:
-    """Routed experts of a layer; 0 for a dense model."""
+    """Routed experts of a layer; 0 for a dense model, and for one whose layers are all left dense."""
     text = text_config(config)
+    layers = int(text.num_hidden_layers)
+    dense = {*range(getattr(text, "first_k_dense_replace", None) or 0), *(getattr(text, "mlp_only_layers", None) or ())}
+    step = getattr(text, "decoder_sparse_step", None) or 1
+    if all(layer in dense or (layer + 1) % step for layer in range(layers)):
+        return 0
     return next((int(n) for field in EXPERT_COUNTS if isinstance(n := getattr(text, field, None), int)), 0)
 
 

@@ -126,3 +126,19 @@ def test_a_model_of_a_given_head_size_keeps_it() -> None:
     sizes = {name: tuple(p.shape) for name, p in local.named_parameters()}
     assert sizes["model.layers.0.self_attn.qkv_proj.weight"] == ((28 // 2 + 2 * 4 // 2) * 128, 3584)
     assert sizes["model.layers.0.self_attn.qkv_proj.bias"] == ((28 // 2 + 2 * 4 // 2) * 128,)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("deepseek-v3", {"first_k_dense_replace": 61}),
+        ("qwen3-30b-a3b", {"mlp_only_layers": list(range(48))}),
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 49}),
+    ],
+)
+def test_a_model_whose_layers_are_all_dense_has_no_experts(name: str, fields: dict[str, object]) -> None:
+    config = preset(name).config()
+    assert experts_of(config) > 0
+    for field, value in fields.items():
+        setattr(config, field, value)
+    assert experts_of(config) == 0
