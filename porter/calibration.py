@@ -36,12 +36,14 @@ REMEDY = "measure it again with --calibration PROMPTS"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ranges of inputs by the names of the original's linears, the data that they are of, and its number of tokens."""
+    """Ranges of inputs by the names of the original's linears, the data that they are of, its number of tokens, and
+    the model that ran, as `model_told` tells it ("" where that is not known)."""
 
     linears: Mapping[str, Range]
     data: str
     sha256: str
     tokens: int
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored: the range of each input, and the scale and offset that it gives."""
@@ -55,6 +57,7 @@ class Calibration:
             "data": self.data,
             "sha256": self.sha256,
             "tokens": self.tokens,
+            "model": self.model,
             "linears": linears,
         }
 
@@ -120,12 +123,27 @@ def calibration_of(
         # A device or a pipe has no end, or is empty when it is read again for its digest.
         raise PorterError(f"--calibration {file}: is missing or not a regular file; {DATA}")
     if file.suffix == ".json" and file.read_bytes()[:64].lstrip().startswith(b"{"):
-        return read_calibration(file)
+        stored, here = read_calibration(file), model_told(directory)
+        if stored.model and here and stored.model != here:
+            raise PorterError(f"--calibration {file}: model: was measured on {stored.model}, not on {here}; {REMEDY}")
+        return stored
     rows = read_tokens(file) if file.suffix == ".json" else tokenize(read_prompts(file), directory)
     names = {source for each in linear_sources(modules, correspondence).values() for source in each}
     model = original_model(directory, trust_remote_code=trust_remote_code)
     found = measure(model, names, rows, progress)
-    return Calibration(found, file.name, hashlib.sha256(file.read_bytes()).hexdigest(), sum(map(len, rows)))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Calibration(found, file.name, digest, sum(map(len, rows)), model_told(directory))
+
+
+def model_told(directory: Path) -> str:
+    """A checkpoint's model in a few words from its config.json, the same however its weights are stored."""
+    path = directory / "config.json"
+    if not path.is_file():
+        return ""
+    config = read_object(path, "name a checkpoint directory", LIMIT)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    sizes = (text.get(field) for field in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    return "{}, {} wide, {} layers, {} tokens".format(shown(str(config.get("model_type"))), *sizes)
 
 
 def read_calibration(file: Path) -> Calibration:
@@ -136,9 +154,8 @@ def read_calibration(file: Path) -> Calibration:
         raise PorterError(f"{file}: linears: expected an object of names to input_scale and input_offset; {REMEDY}")
     found = {name: _range(f"{file}: linears[{shown(name)}]", fields) for name, fields in linears.items()}
     tokens = content.get("tokens")
-    return Calibration(
-        found, str(content.get("data", file.name)), str(content.get("sha256", "")), tokens if type(tokens) is int else 0
-    )
+    said = (str(content.get(field, default)) for field, default in (("data", file.name), ("sha256", "")))
+    return Calibration(found, *said, tokens if type(tokens) is int else 0, str(content.get("model", "")))
 
 
 def _range(where: str, fields: object) -> Range:

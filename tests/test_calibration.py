@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import porter
 from porter.activation_range import Range
-from porter.calibration import Calibration, calibration_of, linear_sources, measure, read_calibration
+from porter.calibration import Calibration, calibration_of, linear_sources, measure, model_told, read_calibration
 from porter.chips.catalogue import load_catalogue
 from porter.correspondence import Correspondence, Entry
 from porter.emulation import emulating
@@ -236,3 +236,13 @@ def test_what_a_target_or_model_does_not_have(
 def test_calibration_of_a_scheme_that_takes_none(random_checkpoint: Make, tmp_path: Path) -> None:
     with pytest.raises(PorterError, match="scheme w8a8 measures activations as it runs, or not; leave it out"):
         porter.adapt(random_checkpoint("qwen2"), "ascend", scheme="w8a8", output=tmp_path / "port", calibration="x.txt")
+
+
+def test_a_calibration_of_another_model_is_refused(random_checkpoint: Make, tmp_path: Path) -> None:
+    qwen2, qwen3 = random_checkpoint("qwen2", "qwen2"), random_checkpoint("qwen3", "qwen3")
+    stored = tmp_path / "calibration.json"
+    told = Calibration({"block.q": Range(-1.0, 2.0)}, "prompts.txt", "ab", 12, model_told(qwen2))
+    stored.write_text(json.dumps(told.to_json()))
+    assert calibration_of(stored, qwen2, [], Correspondence(())) == told
+    with pytest.raises(PorterError, match=r"model: was measured on qwen2, .* not on qwen3"):
+        calibration_of(stored, qwen3, [], Correspondence(()))
