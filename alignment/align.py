@@ -21,7 +21,7 @@ from porter.alignment.journal import FOLDER, Journal, Resumption, journaling
 from porter.alignment.journal_key import key_of
 from porter.alignment.memory import available_bytes
 from porter.alignment.pairing import Pair, Pairing, module_names, pair_modules, selected, selection
-from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording
+from porter.alignment.preliminary_checks import checks_of_model, checks_of_recording, refuse_other_type
 from porter.alignment.rank_candidate import Layout
 from porter.alignment.replay import Replayer
 from porter.alignment.replay_pass import CAUSES_FOR, ReplayPass
@@ -103,6 +103,7 @@ def align(
         oracle = open_source(golden, place) if source is None else source.to(place)
         return checks.applied(align_recorded(golden, loaded, oracle, pattern, factor, advance, place))
     assert loaded.model is not None, "a candidate is a golden or a model"
+    refuse_other_type(golden, loaded)
     names = module_names(loaded.model)
     # The names of fused shards are gone once these are put together.
     if correspondence is not None and loaded.shards is None:

@@ -18,6 +18,7 @@ from porter.alignment.report import LintFinding, Report, SanityCheck
 from porter.alignment.streaming import stream_of
 from porter.alignment.token_identity import tokenizer_check
 from porter.alignment.verdict import Drifted
+from porter.errors import PorterError
 from porter.golden.store import Golden
 
 
@@ -85,3 +86,14 @@ def vendor_findings(golden: Golden, candidate: Candidate) -> list[LintFinding]:
 def checks_of_recording(golden: Golden, candidate: Golden) -> PreliminaryChecks:
     """The checks of a candidate that is a recording itself."""
     return PreliminaryChecks(sanity_of_recording(golden, candidate))
+
+
+def refuse_other_type(golden: Golden, candidate: Candidate) -> None:
+    """PorterError where a port is of another type of model than the golden: all of it would drift, and tell nothing."""
+    recorded = (golden.manifest.get("model", {}).get("config") or {}).get("model_type")
+    ported = getattr(getattr(candidate.model, "config", None), "model_type", None)
+    if candidate.kind == "port" and recorded and ported and recorded != ported:
+        raise PorterError(
+            f"{candidate.name}: is a port of a {ported} model, and {golden.path} was recorded of a {recorded} one; "
+            "give a golden of the port's own original"
+        )

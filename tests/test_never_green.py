@@ -108,3 +108,12 @@ def test_an_alignment_is_entered_into_the_certificate(pair: tuple[Path, Path]) -
     assert certificate["alignment"]["verdict"] == "aligned" and certificate["alignment"]["golden"] == str(golden)
     assert certificate["proof"]["bound"] == 1e-9
     porter.load(port)
+
+
+def test_a_golden_of_another_type_of_model_is_refused(random_checkpoint: Make, pair: tuple[Path, Path]) -> None:
+    golden, port = pair
+    other = port.with_name("other")
+    porter.adapt(random_checkpoint("qwen2", "qwen2"), "cpu", scheme="fp32", output=other)
+    with pytest.raises(PorterError, match=r"is a port of a qwen2 model, and .* was recorded of a qwen3 one"):
+        porter.align(golden, other)
+    assert json.loads((other / "alignment.json").read_text())["alignment"] is None

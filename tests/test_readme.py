@@ -31,7 +31,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_commands(clone: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("porter ")]
-    assert len(lines) == 15
+    assert len(lines) == 16
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
         assert run(arguments) == 0, (line, capfd.readouterr().err)
