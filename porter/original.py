@@ -49,6 +49,8 @@ def original_model(directory: Path, dtype: Any = "auto", trust_remote_code: bool
             hint = ": the sizes in config.json are not those of the weights"
         raise PorterError(f"{directory}: the model cannot be loaded: {_first_line(error)}{hint}") from error
     model, information = loaded
+    if information["missing_keys"] and (directory / "port.json").is_file():
+        raise PorterError(f"{directory}: is a port, whose tensors have other names; name its original checkpoint")
     refuse_made_up(directory, information, ignore=("unexpected_keys",))
     return model.eval()
 

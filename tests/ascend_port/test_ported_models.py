@@ -16,7 +16,7 @@ from porter.errors import PorterError
 from porter.kernels.ascend.catalogue.vendor_op import FRACTAL_NZ
 from porter.kernels.ascend.emulator.stand_in import emulated_npu
 from porter.kernels.dispatch import usage
-from porter.original import original_directory
+from porter.original import original_directory, original_model
 from porter.runtime import read_manifest
 
 CHIP = "ascend-910b"
@@ -115,3 +115,8 @@ def test_quantized_weights_are_cast_to_blocks_once_loaded(tmp_path: Path) -> Non
         plain = AutoModelForCausalLM.from_pretrained(tmp_path / "port", trust_remote_code=True, dtype="auto").eval()
         with torch.no_grad():
             assert torch.equal(plain(torch.arange(1, 9)[None]).logits, laid_out)
+
+
+def test_a_port_is_no_original(ported: tuple[Path, porter.Golden]) -> None:
+    with pytest.raises(PorterError, match="is a port, whose tensors have other names; name its original checkpoint"):
+        original_model(ported[0])
