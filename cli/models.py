@@ -16,8 +16,7 @@ def models(
     family: Annotated[str | None, typer.Argument(help="Show this family with its classes.")] = None,
     json_output: JsonOption = False,
 ) -> int:
-    """List families, their presets, what is special, how much of each runs natively on which chip, and the checkpoints
-    that come with porter.
+    """List families with presets, what is special and what runs natively on which chip, and the shipped checkpoints.
 
     The Ops are counted on a port that is made and proven at reduced width, which takes a second for each family.
 

@@ -96,7 +96,7 @@ def plan_port(
     Raises PorterError for an unknown model, chip, scheme or dtype, or a combination that porter does not port.
     """
     chip = load_catalogue().get(target)
-    if not chip.native_providers:
+    if chip.device != "cpu" and not chip.native_providers:
         raise PorterError(
             f"--target {target}: porter has no op provider for {chip.name} yet; cpu and ascend targets are ported"
         )

@@ -47,7 +47,8 @@ def python_files(modelling_text: str, chip: Chip) -> dict[str, str]:
 
 def providers_text(chip: Chip) -> str:
     """What stands for porter.kernels.providers in an export to `chip`: its own providers, and the chip itself."""
-    found = [PROVIDER_CLASSES[name] for name in chip.native_providers]
+    names = ("cpu",) if chip.device == "cpu" else chip.native_providers
+    found = [PROVIDER_CLASSES[name] for name in names]
     imports = "".join(f"from {module} import {name}\n" for module, name in found)
     default = "cpu" if chip.device == "cpu" else chip.name
     return f'''"""The provider of this export, and the chip that it was written for."""
@@ -57,7 +58,7 @@ from __future__ import annotations
 {imports}from porter.kernels.contract import Provider
 
 DEFAULT_CHIP = "{default}"
-DEFAULT_PROVIDERS: tuple[str, ...] = {chip.native_providers!r}
+DEFAULT_PROVIDERS: tuple[str, ...] = {names!r}
 
 
 def make_providers() -> list[Provider]:
