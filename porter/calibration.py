@@ -141,7 +141,8 @@ def model_told(directory: Path) -> str:
     if not path.is_file():
         return ""
     config = read_object(path, "name a checkpoint directory", LIMIT)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
     sizes = (text.get(field) for field in ("hidden_size", "num_hidden_layers", "vocab_size"))
     return "{}, {} wide, {} layers, {} tokens".format(shown(str(config.get("model_type"))), *sizes)
 
@@ -154,8 +155,8 @@ def read_calibration(file: Path) -> Calibration:
         raise PorterError(f"{file}: linears: expected an object of names to input_scale and input_offset; {REMEDY}")
     found = {name: _range(f"{file}: linears[{shown(name)}]", fields) for name, fields in linears.items()}
     tokens = content.get("tokens")
-    said = (str(content.get(field, default)) for field, default in (("data", file.name), ("sha256", "")))
-    return Calibration(found, *said, tokens if type(tokens) is int else 0, str(content.get("model", "")))
+    data, digest, model = (str(content.get(field, "")) for field in ("data", "sha256", "model"))
+    return Calibration(found, data or file.name, digest, tokens if type(tokens) is int else 0, model)
 
 
 def _range(where: str, fields: object) -> Range:
